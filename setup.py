@@ -5,6 +5,7 @@ not be built is tagged `py3-none-any`. With a platform's tag it would be taken f
 the real one, cached, and hide a compiler that is installed later.
 """
 
+import contextlib
 import os
 import sysconfig
 from typing import Any
@@ -25,12 +26,22 @@ class TruthfulWheel(bdist_wheel):
     def _look_at_what_was_built(self) -> None:
         if not self.distribution.ext_modules:
             return
-        self.run_command("build_ext")
-        built: Any = self.get_finalized_command("build_ext")
-        if not all(os.path.exists(built.get_ext_fullpath(e.name)) for e in built.extensions):
+        build_ext: Any = self.get_finalized_command("build_ext")
+        wanted = [build_ext.get_ext_fullpath(e.name) for e in build_ext.extensions]
+        if not self.distribution.have_run.get("build_ext"):
+            _forget(wanted)
+            self.run_command("build_ext")
+        if not all(map(os.path.exists, wanted)):
             self.distribution.ext_modules = []
             self.root_is_pure = True
             self.py_limited_api = False
+
+
+def _forget(built: list[str]) -> None:
+    """What an earlier build left would pass for today's if today's fails."""
+    for path in built:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
