@@ -1,0 +1,850 @@
+"""EffectFence: asks the rules what to do, and the store to do it, until both agree.
+
+`surface -> prepare -> store.swap -> (rules, only if something stood there) -> the effect -> commit
+-> store.swap -> EffectCert`. Invariants:
+
+1. No decision is kept over an `await`: what the store refused is decided anew on the view it gave.
+2. Every loop is bounded; contention beyond the bound is an error that says so.
+3. Once `prepare` handed out a ticket, its outcome is recorded by somebody: the caller's report, an
+   owned task of this fence, or `aclose`. Whoever dies before that leaves it to the lease.
+4. Owned tasks are drained by `aclose`; nothing is left running.
+5. A fence may be used from any thread and event loop of the process that opened it, and from no
+   other process: after `fork` every call is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+from effectfence import errors, rules
+from effectfence.canonical import MAX_NAME_BYTES, Unencodable, check_name, encode
+from effectfence.clock import VectorClock
+from effectfence.effects import Effect, Fencing, run_effect
+from effectfence.leases import Keeper, Kept
+from effectfence.models import (
+    MAX_DEPTH,
+    Admission,
+    EffectCert,
+    EffectRequest,
+    FenceConfig,
+    FenceStats,
+    Fresh,
+    Head,
+    IntentRecord,
+    Observation,
+    PreparedEffect,
+    ReadSetEntry,
+    Replay,
+)
+from effectfence.stores.contract import Applied, Change, Record, Store, View
+from effectfence.stores.memory import MemoryStore
+
+_log = logging.getLogger("effectfence")
+
+_TRIES: Final = 100
+_COMMIT_RETRY_SECONDS: Final = (0.05, 0.2, 0.8)
+
+_COUNTER_OF: Final[dict[type[errors.FenceError], str]] = {
+    errors.IntentConflict: "refused_conflict",
+    errors.OutcomeUnknown: "refused_unknown",
+    errors.IntentInFlight: "refused_inflight",
+    errors.ReadSetStale: "refused_stale",
+    errors.CausalConflict: "refused_causal",
+    errors.DomainRace: "refused_race",
+}
+
+_forks = 0
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """What a fence and its scoped views have in common."""
+
+    store: Store
+    config: FenceConfig
+    keeper: Keeper | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    held: dict[str, tuple[rules.Claim, rules.Holder, int]] = field(default_factory=dict)
+    owned: set[asyncio.Task[Any]] = field(default_factory=set)
+    quiet: list[asyncio.Future[None]] = field(default_factory=list)
+    forks: int = field(default_factory=lambda: _forks)
+    closing: bool = False
+    closed: bool = False
+
+    def count(self, counter: str) -> None:
+        with self.lock:
+            self.counts[counter] = self.counts.get(counter, 0) + 1
+
+
+class EffectFence:
+    """The fence in front of the side effect: one intent runs once.
+
+    `EffectFence()` lives in this process's memory; `EffectFence.open(ledger)` shares a ledger.
+    """
+
+    def __init__(self, config: FenceConfig | None = None, *, store: Store | None = None) -> None:
+        self._shared = _Shared(store or MemoryStore(), config or FenceConfig())
+        self._shared.keeper = Keeper(self.heartbeat)
+        self._scope = ""
+
+    @staticmethod
+    def open(
+        ledger: str | os.PathLike[str] = "memory:", config: FenceConfig | None = None
+    ) -> Opening:
+        """A fence over `ledger`: a path, or `memory:`. Await it, or use it with `async with`.
+
+        Raises `LedgerCorrupt` or `LedgerUnavailable`; nothing is changed then.
+        """
+        return Opening(ledger, config)
+
+    def scoped(self, scope: str) -> EffectFence:
+        """The same fence with intents and domains of its own; scopes nest."""
+        quoted = (
+            check_name(scope, what="scope")
+            .replace("%", "%25")
+            .replace("/", "%2F")
+            .replace("@", "%40")
+        )
+        view = object.__new__(type(self))
+        view._shared = self._shared
+        view._scope = f"{self._scope}@{quoted}" if self._scope else quoted
+        if len(view._scope.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"scope is longer than {MAX_NAME_BYTES} bytes of UTF-8")
+        return view
+
+    @property
+    def config(self) -> FenceConfig:
+        return self._shared.config
+
+    # --- the protocol -----------------------------------------------------------------------------
+
+    async def prepare(self, request: EffectRequest, *, wait_seconds: float = 0.0) -> Admission:
+        """May this run? `Fresh(prepared)`: yes, once. `Replay(cert)`: it already did.
+
+        With `wait_seconds > 0` a duplicate of something in flight waits that long for its outcome.
+        Raises a `Refused`; nothing ran then (`OutcomeUnknown`: nobody knows). Cancelled, a ticket
+        that was not handed out is released by the fence itself.
+        """
+        claim = self._claim(request)
+        answer, applied = await self._admit(claim)
+        if wait_seconds and type(answer) is rules.Refuse:
+            answer, applied = await self._wait(claim, answer, _seconds(wait_seconds))
+        return self._admission(request, claim, answer, applied)
+
+    async def commit(self, prepared: PreparedEffect, result: Any) -> EffectCert:
+        """It ran, with this result. May be repeated: the same result gets the same certificate.
+
+        A result that is not JSON, or too large, is recorded as a marker. Raises `CommitStale`,
+        `LeaseLost`, `CommitConflict`, `InvalidTicket`, or `LedgerUnavailable` with `.prepared`;
+        each carries `.result`. Cancelled, the commit completes before the cancellation goes on.
+        """
+        claim, holder = self._spoken_for(prepared)
+        content = self._result_bytes(claim, result)
+        try:
+            return await self._commit(claim, holder, prepared, content)
+        except asyncio.CancelledError:
+            await self._see_through(self._commit(claim, holder, prepared, content))
+            raise
+        except errors.FenceError as error:
+            if isinstance(error, errors.LedgerUnavailable):
+                error.prepared, error.ran = prepared, True
+                error.args = (error.message(),)
+            else:
+                self._shared.count("commit_refused")
+            raise error.with_result(result) from None
+
+    async def abort(self, prepared: PreparedEffect, reason: str) -> None:
+        """Nobody knows whether it ran: fenced until somebody says. Cancelled, it completes.
+
+        Raises `LeaseLost`, `OutcomeUnknown` (it is already), `InvalidTicket`.
+        """
+        claim, holder = self._spoken_for(prepared)
+        await self._report(claim, holder, prepared.seq, self._abort_rule(reason))
+
+    async def release(self, prepared: PreparedEffect, reason: str) -> None:
+        """It certainly did not run: free again (unknown if an earlier attempt may have run).
+
+        Raises `LeaseLost`, `OutcomeUnknown`, `InvalidTicket`. Cancelled, it completes.
+        """
+        claim, holder = self._spoken_for(prepared)
+        await self._report(claim, holder, prepared.seq, self._release_rule(reason))
+
+    async def heartbeat(self, prepared: PreparedEffect) -> float:
+        """Renew the lease from now. Gives its new end as Unix time of this process's wall clock,
+        for people: expiry itself is judged by the ledger's own clock.
+
+        Raises `LeaseLost` (stop), `OutcomeUnknown`, `InvalidTicket`.
+        """
+        claim, holder = self._spoken_for(prepared)
+
+        def renew(view: View) -> rules.Decision:
+            return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
+
+        answer, _ = await self._decide(claim.keys, renew)
+        if type(answer) is not rules.Said:
+            _raise(answer)
+        return time.time() + float(answer.value)
+
+    # --- the same in one call ---------------------------------------------------------------------
+
+    def effect(self, request: EffectRequest, *, wait_seconds: float = 30.0) -> Effect:
+        """`async with fence.effect(request) as attempt`: prepares, renews, and reports.
+
+        If `attempt.fresh`, run the effect and set `attempt.result`; leaving commits it,
+        `NotExecuted` releases, any other exception or cancellation is recorded as unknown.
+        """
+        return Effect(self, request, wait_seconds)
+
+    async def run(
+        self,
+        request: EffectRequest,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        wait_seconds: float = 30.0,
+        not_executed: tuple[type[BaseException], ...] | type[BaseException] = (),
+        **kwargs: Any,
+    ) -> EffectCert:
+        """Run `function(*args, **kwargs)` unless the intent ran already; its certificate either way.
+
+        A plain function runs in a thread; cancelled, it goes on there and its result is committed
+        when it ends. An `async def` is cancelled, and its outcome recorded as unknown. Exceptions
+        of the types in `not_executed`, and `NotExecuted`, release the intent.
+        """
+        return await run_effect(self, request, function, args, kwargs, wait_seconds, not_executed)
+
+    def fenced(
+        self,
+        intent: str,
+        domain: str | None = None,
+        *,
+        tool: str | None = None,
+        agent: str | None = None,
+        ignore: tuple[str, ...] = (),
+        not_executed: tuple[type[BaseException], ...] | type[BaseException] = (),
+        result_ttl: float | None = None,
+        wait_seconds: float = 30.0,
+    ) -> Fencing:
+        """Decorator: the function runs once per intent, its duplicates get the recorded result.
+
+        `intent` and `domain` (default: the intent) are templates over the function's parameters,
+        such as `"charge:{order_id}"`. The decorated function is `async` and keeps its signature.
+        """
+        return Fencing(
+            self, intent, domain, tool, agent, ignore, not_executed, result_ttl, wait_seconds
+        )
+
+    # --- domains ----------------------------------------------------------------------------------
+
+    async def current(self, domain: str) -> int:
+        """The domain's sequence number; 0 if it was never reserved."""
+        key = self._domain_key(domain)
+        return _version((await self._load([key])).records[key])
+
+    async def reserve(self, domain: str, expected: int) -> int:
+        """Take the next number if the domain stands at `expected`; else `DomainRace`."""
+        key = self._domain_key(domain)
+        answer = await self._swap(rules.reserve(key, expected))
+        actual = _version(answer.records[key])
+        if isinstance(answer, View):
+            raise errors.DomainRace(domain=domain, expected=expected, actual=actual)
+        return actual
+
+    async def evict_domain(self, domain: str) -> bool:
+        """Forget a domain that nobody uses; whether it existed. Its numbers are never reissued.
+
+        Raises `HolderAlive` while an open intent names it or it moved within `result_ttl`.
+        """
+        key = self._domain_key(domain)
+        view = await self._load([key])
+        opens = await self._opens()
+
+        def evict(view: View) -> rules.Decision:
+            return rules.evict(view, domain, key, opens, self.config)
+
+        return bool(_said(await self._decide([key], evict, view)))
+
+    async def observe(self, *domains: str) -> Observation:
+        """What an agent puts into its next request: numbers, and the clocks of the heads."""
+        keys = {domain: self._domain_key(domain) for domain in domains}
+        view = await self._load(list(keys.values()))
+        clock = VectorClock()
+        heads: dict[str, Head | None] = {}
+        for domain, key in keys.items():
+            record = view.records[key]
+            head = rules.head_of(record)
+            if record is None or head is None:
+                heads[domain] = None
+                continue
+            heads[domain] = Head(record.stamp, head["hash"], VectorClock(head["clock"]))
+            clock.merge(heads[domain].clock)  # type: ignore[union-attr]  # just assigned
+        read_set = tuple(
+            ReadSetEntry(domain=domain, seq=_version(view.records[key]))
+            for domain, key in keys.items()
+        )
+        return Observation(read_set, clock, heads)
+
+    # --- for people -------------------------------------------------------------------------------
+
+    async def lookup(self, intent: str) -> IntentRecord | None:
+        """What is recorded for an intent, or `None`."""
+        key = self._intent_key(intent)
+        view = await self._load([key])
+        record = view.records[key]
+        return None if record is None else rules.describe(record, view.now, gone=key in view.gone)
+
+    async def intents(self, state: str | None = None) -> AsyncIterator[IntentRecord]:
+        """Every recorded intent of this scope, or those in one state (`in_flight`, `expired`,
+        `unknown`, `done`, `cleared`)."""
+        labels = {"done": (rules.DONE,), "cleared": (rules.CLEARED,)}.get(
+            state or "", (rules.OPEN,) if state else (rules.OPEN, rules.CLEARED, rules.DONE)
+        )
+        if state not in (None, "in_flight", "expired", "unknown", "done", "cleared"):
+            raise ValueError(f"no such state: {state!r}")
+        prefix = self._intent_key("")
+        for label in labels:
+            async for view in self._shared.store.scan(label):
+                for key, record in view.records.items():
+                    if record is not None and key.startswith(prefix):
+                        described = rules.describe(record, view.now, gone=key in view.gone)
+                        if state is None or described.state == state:
+                            yield described
+
+    async def settle(
+        self, intent: str, result: Any, *, reason: str, by: str, force: bool = False
+    ) -> EffectCert:
+        """An operator's word that it did run, with this result; mints the certificate.
+
+        Raises `HolderAlive` (unless forced), `NoSuchIntent`, `CommitConflict` (it is done, with
+        another result). `result` must be JSON. Kept in the ledger with `by` and `reason`.
+        """
+        key = self._intent_key(intent)
+        content = encode(result, max_depth=MAX_DEPTH, name="result")
+        if len(content) > self.config.max_record_bytes:
+            raise ValueError(f"result has more than {self.config.max_record_bytes} bytes")
+        word = _word_of(by, reason, force)
+
+        def settle(view: View) -> rules.Decision:
+            return rules.settle(view, intent, key, self._scope, content, word, self.config)
+
+        answer, _ = await self._decide([key], settle)
+        if type(answer) is not rules.Certify:
+            _raise(answer)
+        return answer.cert
+
+    async def clear(self, intent: str, *, reason: str, by: str, force: bool = False) -> bool:
+        """An operator's word that it did not run; whether there was something to clear.
+
+        Raises `HolderAlive` unless forced; forced, it is the one call that can cause a second
+        effect. Kept in the ledger with `by` and `reason`.
+        """
+        key = self._intent_key(intent)
+        word = _word_of(by, reason, force)
+
+        def clear(view: View) -> rules.Decision:
+            return rules.clear(view, intent, key, word, self.config)
+
+        return bool(_said(await self._decide([key], clear)))
+
+    async def sweep(self) -> int:
+        """Forget what has expired; how many records went."""
+        self._check_usable()
+        swept = 0
+        while went := await self._shared.store.purge():
+            swept += went
+        return swept
+
+    def stats(self) -> FenceStats:
+        """How the attempts of this process ended, since it opened the fence."""
+        with self._shared.lock:
+            return FenceStats(**self._shared.counts)
+
+    async def intent_count(self) -> int:
+        """How many intents are recorded, in all scopes."""
+        return await self._count(rules.OPEN, rules.DONE, rules.CLEARED)
+
+    async def domain_count(self) -> int:
+        """How many domains are known, in all scopes."""
+        return await self._count(rules.DOMAIN)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def aclose(self, drain_seconds: float = 5.0) -> None:
+        """Refuse new work, wait up to `drain_seconds` for what is held, record the rest as unknown.
+
+        Idempotent. Closes the ledger.
+        """
+        shared = self._shared
+        if shared.closed or shared.forks != _forks:
+            return
+        shared.closing = True
+        await self._drain(drain_seconds)
+        for claim, holder, seq in list(shared.held.values()):
+            try:
+                await self._report(
+                    claim, holder, seq, self._abort_rule("the fence was closed while it was held")
+                )
+            except errors.FenceError as error:
+                _log.warning("closing: %s", error)
+        shared.closed = True
+        if shared.keeper is not None:
+            await asyncio.to_thread(shared.keeper.close)
+        await shared.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    # --- admission --------------------------------------------------------------------------------
+
+    async def _admit(self, claim: rules.Claim) -> tuple[rules.Answer, Applied | None]:
+        store, config = self._shared.store, self._shared.config
+        strict = config.causal == "strict"
+        view: View | None = None
+        if strict or store.peek(claim.intent_key):
+            view = await store.load(claim.keys)
+            decision = await self._gates(view, claim)
+        else:
+            decision = rules.claim(claim, self._offer())
+        for _ in range(_TRIES):
+            if decision.change is None:
+                return decision.answer, None
+            try:
+                answer = await store.swap(decision.change)
+            except asyncio.CancelledError:
+                if type(decision.answer) is rules.Admit:
+                    self._own(self._undo(claim, decision.answer.holder))
+                raise
+            if type(answer) is Applied:
+                return decision.answer, answer
+            assert type(answer) is View
+            decision = await self._gates(answer, claim)
+        raise self._contention()
+
+    async def _gates(self, view: View, claim: rules.Claim) -> rules.Decision:
+        opens = (
+            await self._opens(but=claim.intent_key)
+            if self._shared.config.causal == "strict"
+            else ()
+        )
+        return rules.prepare(view, claim, self._offer, self._shared.config, opens)
+
+    async def _opens(self, but: str = "") -> list[tuple[str, int]]:
+        """(domain key, number) of every open intent. Read after the domain's version, which is
+        then pinned: whatever opens later moves it."""
+        found = []
+        async for view in self._shared.store.scan(rules.OPEN):
+            for key, record in view.records.items():
+                if record is not None and key != but:
+                    found.append(rules.open_number(record, key))
+        return found
+
+    async def _wait(
+        self, claim: rules.Claim, answer: rules.Answer, seconds: float
+    ) -> tuple[rules.Answer, Applied | None]:
+        """Wait for the outcome of what is in flight; whoever finds it free then, claims it."""
+        deadline = time.monotonic() + seconds
+        applied: Applied | None = None
+        while type(answer) is rules.Refuse and type(answer.error) is errors.IntentInFlight:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            lapses = max(answer.error.seconds_left, 0.0) + 0.001
+            await self._shared.store.changed(claim.intent_key, answer.tag, min(left, lapses))
+            answer, applied = await self._admit(claim)
+        return answer, applied
+
+    def _admission(
+        self,
+        request: EffectRequest,
+        claim: rules.Claim,
+        answer: rules.Answer,
+        applied: Applied | None,
+    ) -> Admission:
+        shared = self._shared
+        if type(answer) is rules.Admit:
+            assert applied is not None
+            record = applied.records[claim.intent_key]
+            assert record is not None
+            holder = answer.holder
+            shared.held[holder.seal] = (claim, holder, record.stamp)
+            shared.count("admitted")
+            return Fresh(rules.ticket_of(request, claim, holder, record.stamp))
+        if type(answer) is rules.Replayed:
+            shared.count("replayed")
+            return Replay(answer.cert)
+        assert type(answer) is rules.Refuse
+        shared.count(_COUNTER_OF[type(answer.error)])
+        raise answer.error
+
+    async def _undo(self, claim: rules.Claim, holder: rules.Holder) -> None:
+        """Release a claim whose ticket nobody got."""
+
+        def undo(view: View) -> rules.Decision:
+            record = view.records[claim.intent_key]
+            seq = 0 if record is None else record.stamp
+            reason = "cancelled before its ticket was handed out"
+            word = f"history/{holder.seal}"
+            return rules.release(view, claim, holder, seq, reason, self.config, word)
+
+        await self._decide(claim.keys, undo)
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    async def _commit(
+        self, claim: rules.Claim, holder: rules.Holder, prepared: PreparedEffect, content: bytes
+    ) -> EffectCert:
+        for delay in (*_COMMIT_RETRY_SECONDS, None):
+            try:
+                answer, _ = await self._try_commit(claim, holder, prepared.seq, content)
+            except errors.LedgerUnavailable as error:
+                if delay is None or error.ran is None:
+                    raise
+                await asyncio.sleep(delay)
+            else:
+                break
+        if type(answer) is rules.Certify:
+            self._let_go(holder)
+            return answer.cert
+        if type(answer) is rules.Late:
+            self._shared.count("late_commits")
+        _raise(answer)
+
+    async def _try_commit(
+        self, claim: rules.Claim, holder: rules.Holder, seq: int, content: bytes
+    ) -> tuple[rules.Answer, Applied | View]:
+        hopeful = rules.seal(claim, holder, seq, content)
+        assert hopeful.change is not None
+        answer = await self._shared.store.swap(hopeful.change)
+        if type(answer) is Applied:
+            return hopeful.answer, answer
+        assert type(answer) is View
+
+        def certify(view: View) -> rules.Decision:
+            return rules.commit(view, claim, holder, seq, content, self.config)
+
+        return await self._decide(claim.keys, certify, answer)
+
+    def _abort_rule(self, reason: str) -> Reporting:
+        def rule(view: View, claim: rules.Claim, holder: rules.Holder, seq: int) -> rules.Decision:
+            return rules.abort(view, claim, holder, seq, _clip(reason), self.config)
+
+        return rule
+
+    def _release_rule(self, reason: str) -> Reporting:
+        word = f"history/{os.urandom(16).hex()}"
+
+        def rule(view: View, claim: rules.Claim, holder: rules.Holder, seq: int) -> rules.Decision:
+            return rules.release(view, claim, holder, seq, _clip(reason), self.config, word)
+
+        return rule
+
+    async def _report(
+        self, claim: rules.Claim, holder: rules.Holder, seq: int, rule: Reporting
+    ) -> None:
+        def decide(view: View) -> rules.Decision:
+            return rule(view, claim, holder, seq)
+
+        try:
+            answer, _ = await self._decide(claim.keys, decide)
+        except asyncio.CancelledError:
+            await self._see_through(self._decide(claim.keys, decide))
+            self._let_go(holder)
+            raise
+        self._let_go(holder)
+        if type(answer) is not rules.Said:
+            _raise(answer)
+
+    def _spoken_for(self, prepared: PreparedEffect) -> tuple[rules.Claim, rules.Holder]:
+        """What a returning ticket says; what it claims is compared inside the swap."""
+        if not isinstance(prepared, PreparedEffect):
+            raise TypeError(f"a PreparedEffect is wanted, not {type(prepared).__name__}")
+        self._check_open()
+        if not prepared.token.startswith(self._shared.store.epoch):
+            raise errors.InvalidTicket(intent=prepared.intent, reason="it is of another ledger")
+        claim = self._claim(prepared.request, closing=True)
+        if prepared.vector_clock != claim.clock:
+            raise errors.InvalidTicket(intent=prepared.intent, reason="its clock was altered")
+        holder = rules.holder_of(
+            claim,
+            attempt=prepared.attempt,
+            token=prepared.token,
+            idempotency_key=prepared.idempotency_key,
+            started_ms=prepared.started_ms,
+        )
+        return claim, holder
+
+    def _result_bytes(self, claim: rules.Claim, result: Any) -> bytes:
+        limit = self.config.max_record_bytes
+        try:
+            content = encode(result, max_depth=MAX_DEPTH, name="result")
+        except Unencodable as error:
+            _log.warning("result of %r is not recorded: %s", claim.intent, error)
+            return rules.unrecorded(str(error))
+        if len(content) > limit:
+            _log.warning("result of %r is not recorded: %d bytes", claim.intent, len(content))
+            return rules.unrecorded(f"result has {len(content)} bytes, at most {limit}")
+        return content
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    async def _decide(
+        self,
+        keys: list[str] | tuple[str, ...],
+        decide: Callable[[View], rules.Decision],
+        view: View | None = None,
+    ) -> tuple[rules.Answer, Applied | View]:
+        """Decide upon a view, swap the change, and again upon what stood there instead."""
+        self._check_open()
+        if view is None:
+            view = await self._shared.store.load(keys)
+        for _ in range(_TRIES):
+            decision = decide(view)
+            if decision.change is None:
+                return decision.answer, view
+            answer = await self._shared.store.swap(decision.change)
+            if type(answer) is Applied:
+                return decision.answer, answer
+            assert type(answer) is View
+            view = answer
+            if missing := [key for key in keys if key not in view.records]:
+                view = await self._shared.store.load(keys)
+                assert all(key in view.records for key in missing)
+        raise self._contention()
+
+    async def _load(self, keys: list[str]) -> View:
+        self._check_open()
+        return await self._shared.store.load(keys)
+
+    async def _swap(self, change: Change) -> Applied | View:
+        self._check_usable()
+        return await self._shared.store.swap(change)
+
+    async def _count(self, *labels: str) -> int:
+        self._check_open()
+        counted = 0
+        for label in labels:
+            async for view in self._shared.store.scan(label):
+                counted += sum(record is not None for record in view.records.values())
+        return counted
+
+    def _contention(self) -> errors.LedgerUnavailable:
+        return errors.LedgerUnavailable(
+            ledger=self._shared.store.name,
+            reason=f"{_TRIES} others in a row came between look and write",
+        )
+
+    # --- owned tasks ------------------------------------------------------------------------------
+
+    def _keep(self, prepared: PreparedEffect, lost: asyncio.Event) -> Kept:
+        assert self._shared.keeper is not None
+        return self._shared.keeper.keep(prepared, self.config.lease_ttl, lost)
+
+    def _drop(self, kept: Kept) -> None:
+        assert self._shared.keeper is not None
+        self._shared.keeper.drop(kept)
+
+    def _own(self, work: Coroutine[Any, Any, Any], *, logged: bool = True) -> asyncio.Task[Any]:
+        """A task of this fence's own, drained by `aclose`; its failure is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._shared.owned.add(task)
+        task.add_done_callback(self._disown if logged else self._disown_quietly)
+        return task
+
+    def _disown_quietly(self, task: asyncio.Task[Any]) -> None:
+        """For work whose caller is told of its failure, unless it was cancelled away."""
+        self._shared.owned.discard(task)
+        if not task.cancelled():
+            task.exception()
+        self._wake_drain()
+
+    def _disown(self, task: asyncio.Task[Any]) -> None:
+        self._shared.owned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            level = logging.WARNING if isinstance(error, errors.FenceError) else logging.ERROR
+            _log.log(level, "%s", error, exc_info=level == logging.ERROR)
+        self._wake_drain()
+
+    async def _see_through(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Finish `work` although this task is being cancelled."""
+        task = self._own(work)
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError:
+                continue
+
+    def _let_go(self, holder: rules.Holder) -> None:
+        self._shared.held.pop(holder.seal, None)
+        if self._shared.closing:
+            self._wake_drain()
+
+    def _wake_drain(self) -> None:
+        for future in self._shared.quiet:
+            future.get_loop().call_soon_threadsafe(_finish, future)
+
+    async def _drain(self, seconds: float) -> None:
+        shared = self._shared
+        deadline = time.monotonic() + seconds
+        while shared.held or shared.owned:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            shared.quiet.append(future)
+            try:
+                async with asyncio.timeout(left):
+                    await future
+            except TimeoutError:
+                return
+            finally:
+                shared.quiet.remove(future)
+
+    # --- small pieces -----------------------------------------------------------------------------
+
+    def _claim(self, request: EffectRequest, *, closing: bool = False) -> rules.Claim:
+        """The request as the rules see it, worked out once per request and fence."""
+        if not closing:
+            self._check_usable()
+        shared = self._shared
+        cached = request.__dict__.get("_claim")
+        if cached is not None and cached[0] is shared and cached[1] == self._scope:
+            claim: rules.Claim = cached[2]
+            return claim
+        if not isinstance(request, EffectRequest):
+            raise TypeError(f"an EffectRequest is wanted, not {type(request).__name__}")
+        claim = rules.claim_of(request, shared.config, self._scope)
+        size = len(claim.before_result) + len(claim.after_seq)
+        if size > shared.config.max_record_bytes:
+            raise ValueError(
+                f"the request has {size} bytes, at most {shared.config.max_record_bytes} "
+                "(max_record_bytes); nothing ran"
+            )
+        request.__dict__["_claim"] = (shared, self._scope, claim)
+        return claim
+
+    def _offer(self) -> rules.Offer:
+        noise = os.urandom(32).hex()
+        return rules.Offer(
+            self._shared.store.epoch + noise[:32], noise[32:], time.time_ns() // 1_000_000
+        )
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._shared.closing:
+            raise errors.LedgerUnavailable(ledger=self._shared.store.name, reason="it is closing")
+
+    def _check_open(self) -> None:
+        shared = self._shared
+        if shared.forks != _forks:
+            raise errors.LedgerUnavailable(
+                ledger=shared.store.name,
+                reason="this fence was opened before a fork; open it again in the child",
+            )
+        if shared.closed:
+            raise errors.LedgerUnavailable(ledger=shared.store.name, reason="it is closed")
+
+    def _intent_key(self, intent: str) -> str:
+        return rules.key("intent", intent, self._scope)
+
+    def _domain_key(self, domain: str) -> str:
+        return rules.key("domain", check_name(domain, what="domain"), self._scope)
+
+
+Reporting = Callable[[View, rules.Claim, rules.Holder, int], rules.Decision]
+
+
+class Opening:
+    """`await EffectFence.open(…)`, or `async with EffectFence.open(…) as fence`."""
+
+    def __init__(self, ledger: str | os.PathLike[str], config: FenceConfig | None) -> None:
+        self._ledger = ledger
+        self._config = config
+        self._fence: EffectFence | None = None
+
+    def __await__(self) -> Generator[Any, None, EffectFence]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> EffectFence:
+        self._fence = await self._open()
+        return self._fence
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        assert self._fence is not None
+        await self._fence.aclose()
+
+    async def _open(self) -> EffectFence:
+        return EffectFence(self._config, store=await _store_of(os.fspath(self._ledger)))
+
+
+async def _store_of(ledger: str) -> Store:
+    if ledger == "memory:":
+        return MemoryStore()
+    scheme = ledger.split("://", 1)[0] if "://" in ledger else ""
+    if scheme:
+        raise ValueError(f"no store for {scheme}:// in this version; a path or 'memory:' is wanted")
+    from effectfence.stores.file import FileStore
+
+    return await FileStore.open(ledger, check_body=rules.check_body)
+
+
+def _version(record: Record | None) -> int:
+    return 0 if record is None else record.version
+
+
+def _raise(answer: rules.Answer) -> NoReturn:
+    assert isinstance(answer, rules.Refuse | rules.Late)
+    raise answer.error
+
+
+def _said(decided: tuple[rules.Answer, Applied | View]) -> Any:
+    answer, _ = decided
+    if type(answer) is not rules.Said:
+        _raise(answer)
+    return answer.value
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _seconds(seconds: float) -> float:
+    if not seconds >= 0:
+        raise ValueError(f"wait_seconds is {seconds}; zero or more seconds are wanted")
+    return seconds
+
+
+def _clip(reason: str) -> str:
+    """A reason as it can be kept: refusing to record an outcome over its text would be worse."""
+    kept = str(reason).encode("utf-8", "replace")[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return kept or "no reason given"
+
+
+def _word_of(by: str, reason: str, force: bool) -> rules.Word:
+    key = f"history/{os.urandom(16).hex()}"
+    return rules.Word(key, check_name(by, what="by"), check_name(reason, what="reason"), force)
