@@ -462,6 +462,8 @@ def _dumped(model: Any, levels: int) -> Any:
 
 def _look_through(dumped: Any, levels: int) -> None:
     """Refuse what JSON mode would lose. Deeper than ``levels`` is refused later."""
+    while isinstance(dumped, Enum):
+        dumped = dumped.value
     _refuse_lossy(dumped)
     if levels < 1:
         return
