@@ -20,9 +20,9 @@ lock. The gain is in `sha256_spans`, one call for a whole ledger.
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import threading
-from abc import ABC, abstractmethod
 from array import array
 from mmap import mmap
 from typing import Any, Final, Literal
@@ -33,7 +33,7 @@ LARGEST: Final = 2**64 - 1
 DIGEST_SIZE: Final = 32
 
 
-class SequenceWords(ABC):
+class SequenceWords:
     """Numbers that any threads may read and change, each change one atomic step.
 
     A word is named by the index `allocate` gave; indexes count up from 0 and stay good
@@ -47,28 +47,28 @@ class SequenceWords(ABC):
     def __new__(cls) -> SequenceWords:
         return super().__new__(_WORDS if cls is SequenceWords else cls)
 
-    @abstractmethod
     def allocate(self, value: int = 0) -> int:
         """Make a word that holds `value`; its index. `MemoryError` when there is no room."""
+        raise NotImplementedError
 
-    @abstractmethod
     def load(self, index: int) -> int:
         """The word's value."""
+        raise NotImplementedError
 
-    @abstractmethod
     def compare_exchange(self, index: int, expected: int, desired: int) -> int:
         """Write `desired` if the word holds `expected`; what it held.
 
         An answer equal to `expected` means that it was written, by this caller alone.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def fetch_add(self, index: int, amount: int) -> int:
         """Add `amount`; what the word held before. A sum past 2**64 - 1 is refused."""
+        raise NotImplementedError
 
-    @abstractmethod
     def __len__(self) -> int:
         """How many words were allocated."""
+        raise NotImplementedError
 
 
 def sha256(*pieces: bytes) -> bytes:
@@ -150,7 +150,7 @@ class PythonWords(SequenceWords):
         return len(self._values)
 
     def _check_index(self, index: int) -> None:
-        if not 0 <= index < len(self._values):
+        if not 0 <= operator.index(index) < len(self._values):
             raise IndexError(_no_such_word(index))
 
 
@@ -275,7 +275,7 @@ def _check_there(status: int) -> None:
 
 
 def _check_value(value: int) -> None:
-    if not 0 <= value <= LARGEST:
+    if not 0 <= operator.index(value) <= LARGEST:
         raise OverflowError(f"a sequence word holds 0 to 2**64 - 1, not {value}")
 
 
