@@ -137,6 +137,21 @@ def encode(
     return data
 
 
+def encode_text(text: str) -> bytes:
+    """The canonical JSON of a string that is known to have one (a checked name)."""
+    return orjson.dumps(text)
+
+
+def detached(value: object, data: bytes) -> Any:
+    """What `decode(data)` gives, for the value that ``data`` was encoded from: a JSON value of its
+    own, which later changes to ``value`` do not reach."""
+    if type(value) in _SCALARS:
+        return value
+    if type(value) is dict and _SCALARS.issuperset(map(type, value.values())):
+        return value.copy()
+    return decode(data)
+
+
 def decode(data: bytes) -> Any:
     """The value of canonical bytes: it encodes to ``data`` again, integers of any size included.
 
@@ -179,13 +194,11 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(*, tool: str, domain: str, args_canonical: bytes) -> str:
-    """What makes two requests with one intent the same action: the hash of their canonical
-    ``{args, domain, tool}``, from arguments that ``encode`` wrote."""
-    return sha256_hex(
-        b'{"args":%b,"domain":%b,"tool":%b}'
-        % (args_canonical, encode(domain, name="domain"), encode(tool, name="tool"))
-    )
+def fingerprint(*, tool: bytes, domain: bytes, args: bytes) -> bytes:
+    """What makes two requests with one intent the same action: the hash, in lower-case hex, of
+    their canonical ``{args, domain, tool}``, from members that are canonical already."""
+    content = b'{"args":%b,"domain":%b,"tool":%b}' % (args, domain, tool)
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def check_name(value: object, *, what: str) -> str:

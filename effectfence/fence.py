@@ -73,6 +73,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(slots=True, eq=False)
+class Held:
+    prepared: PreparedEffect
+    claim: rules.Claim
+    holder: rules.Holder
+    scope: str
+
+
+@dataclass(slots=True, eq=False)
 class _Shared:
     """What a fence and its scoped views have in common."""
 
@@ -81,7 +89,8 @@ class _Shared:
     keeper: Keeper | None = None
     counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    held: dict[str, tuple[rules.Claim, rules.Holder, int]] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    """By token: what was handed out here and not reported yet."""
     owned: set[asyncio.Task[Any]] = field(default_factory=set)
     quiet: list[asyncio.Future[None]] = field(default_factory=list)
     forks: int = field(default_factory=lambda: _forks)
@@ -146,7 +155,7 @@ class EffectFence:
         answer, applied = await self._admit(claim)
         if wait_seconds and type(answer) is rules.Refuse:
             answer, applied = await self._wait(claim, answer, _seconds(wait_seconds))
-        return self._admission(request, claim, answer, applied)
+        return self._admission(claim, answer, applied)
 
     async def commit(self, prepared: PreparedEffect, result: Any) -> EffectCert:
         """It ran, with this result. May be repeated: the same result gets the same certificate.
@@ -156,7 +165,7 @@ class EffectFence:
         each carries `.result`. Cancelled, the commit completes before the cancellation goes on.
         """
         claim, holder = self._spoken_for(prepared)
-        content = self._result_bytes(claim, result)
+        content = self._result(claim, result)
         try:
             return await self._commit(claim, holder, prepared, content)
         except asyncio.CancelledError:
@@ -197,7 +206,7 @@ class EffectFence:
         def renew(view: View) -> rules.Decision:
             return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
 
-        answer, _ = await self._decide(claim.keys, renew)
+        answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
         if type(answer) is not rules.Said:
             _raise(answer)
         return time.time() + float(answer.value)
@@ -222,7 +231,7 @@ class EffectFence:
         not_executed: tuple[type[BaseException], ...] | type[BaseException] = (),
         **kwargs: Any,
     ) -> EffectCert:
-        """Run `function(*args, **kwargs)` unless the intent ran already; its certificate either way.
+        """Run `function(*args, **kwargs)` unless it ran already; its certificate either way.
 
         A plain function runs in a thread; cancelled, it goes on there and its result is committed
         when it ends. An `async def` is cancelled, and its outcome recorded as unknown. Exceptions
@@ -396,11 +405,10 @@ class EffectFence:
             return
         shared.closing = True
         await self._drain(drain_seconds)
-        for claim, holder, seq in list(shared.held.values()):
+        for held in list(shared.held.values()):
+            rule = self._abort_rule("the fence was closed while it was held")
             try:
-                await self._report(
-                    claim, holder, seq, self._abort_rule("the fence was closed while it was held")
-                )
+                await self._report(held.claim, held.holder, held.prepared.seq, rule)
             except errors.FenceError as error:
                 _log.warning("closing: %s", error)
         shared.closed = True
@@ -421,7 +429,7 @@ class EffectFence:
         strict = config.causal == "strict"
         view: View | None = None
         if strict or store.peek(claim.intent_key):
-            view = await store.load(claim.keys)
+            view = await store.load(tuple(claim.expect_fresh))
             decision = await self._gates(view, claim)
         else:
             decision = rules.claim(claim, self._offer())
@@ -475,7 +483,6 @@ class EffectFence:
 
     def _admission(
         self,
-        request: EffectRequest,
         claim: rules.Claim,
         answer: rules.Answer,
         applied: Applied | None,
@@ -486,9 +493,10 @@ class EffectFence:
             record = applied.records[claim.intent_key]
             assert record is not None
             holder = answer.holder
-            shared.held[holder.seal] = (claim, holder, record.stamp)
+            prepared = rules.ticket_of(claim, holder, record.stamp)
+            shared.held[holder.token] = Held(prepared, claim, holder, self._scope)
             shared.count("admitted")
-            return Fresh(rules.ticket_of(request, claim, holder, record.stamp))
+            return Fresh(prepared)
         if type(answer) is rules.Replayed:
             shared.count("replayed")
             return Replay(answer.cert)
@@ -506,12 +514,16 @@ class EffectFence:
             word = f"history/{holder.seal}"
             return rules.release(view, claim, holder, seq, reason, self.config, word)
 
-        await self._decide(claim.keys, undo)
+        await self._decide(tuple(claim.expect_fresh), undo)
 
     # --- reports ----------------------------------------------------------------------------------
 
     async def _commit(
-        self, claim: rules.Claim, holder: rules.Holder, prepared: PreparedEffect, content: bytes
+        self,
+        claim: rules.Claim,
+        holder: rules.Holder,
+        prepared: PreparedEffect,
+        content: rules.Result,
     ) -> EffectCert:
         for delay in (*_COMMIT_RETRY_SECONDS, None):
             try:
@@ -530,7 +542,7 @@ class EffectFence:
         _raise(answer)
 
     async def _try_commit(
-        self, claim: rules.Claim, holder: rules.Holder, seq: int, content: bytes
+        self, claim: rules.Claim, holder: rules.Holder, seq: int, content: rules.Result
     ) -> tuple[rules.Answer, Applied | View]:
         hopeful = rules.seal(claim, holder, seq, content)
         assert hopeful.change is not None
@@ -542,7 +554,7 @@ class EffectFence:
         def certify(view: View) -> rules.Decision:
             return rules.commit(view, claim, holder, seq, content, self.config)
 
-        return await self._decide(claim.keys, certify, answer)
+        return await self._decide(tuple(claim.expect_fresh), certify, answer)
 
     def _abort_rule(self, reason: str) -> Reporting:
         def rule(view: View, claim: rules.Claim, holder: rules.Holder, seq: int) -> rules.Decision:
@@ -565,9 +577,9 @@ class EffectFence:
             return rule(view, claim, holder, seq)
 
         try:
-            answer, _ = await self._decide(claim.keys, decide)
+            answer, _ = await self._decide(tuple(claim.expect_fresh), decide)
         except asyncio.CancelledError:
-            await self._see_through(self._decide(claim.keys, decide))
+            await self._see_through(self._decide(tuple(claim.expect_fresh), decide))
             self._let_go(holder)
             raise
         self._let_go(holder)
@@ -579,6 +591,9 @@ class EffectFence:
         if not isinstance(prepared, PreparedEffect):
             raise TypeError(f"a PreparedEffect is wanted, not {type(prepared).__name__}")
         self._check_open()
+        held = self._shared.held.get(prepared.token)
+        if held is not None and held.prepared is prepared and held.scope == self._scope:
+            return held.claim, held.holder  # the very object that was handed out, and frozen
         if not prepared.token.startswith(self._shared.store.epoch):
             raise errors.InvalidTicket(intent=prepared.intent, reason="it is of another ledger")
         claim = self._claim(prepared.request, closing=True)
@@ -593,7 +608,7 @@ class EffectFence:
         )
         return claim, holder
 
-    def _result_bytes(self, claim: rules.Claim, result: Any) -> bytes:
+    def _result(self, claim: rules.Claim, result: Any) -> rules.Result:
         limit = self.config.max_record_bytes
         try:
             content = encode(result, max_depth=MAX_DEPTH, name="result")
@@ -603,7 +618,7 @@ class EffectFence:
         if len(content) > limit:
             _log.warning("result of %r is not recorded: %d bytes", claim.intent, len(content))
             return rules.unrecorded(f"result has {len(content)} bytes, at most {limit}")
-        return content
+        return rules.Result(content, result)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -694,7 +709,7 @@ class EffectFence:
                 continue
 
     def _let_go(self, holder: rules.Holder) -> None:
-        self._shared.held.pop(holder.seal, None)
+        self._shared.held.pop(holder.token, None)
         if self._shared.closing:
             self._wake_drain()
 

@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from effectfence.canonical import check_name, encode
+from effectfence.canonical import check_name, detached, encode
 from effectfence.clock import VectorClock
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
@@ -72,12 +72,8 @@ class EffectRequest(_Frozen):
         if self.read_set:
             _check_read_set(self.read_set)
         args = without(self.args, self.ignore) if self.ignore else self.args
-        self.__dict__["_args_bytes"] = encode(args, max_depth=MAX_DEPTH, name="args")
-
-    @field_validator("args", mode="before")
-    @classmethod
-    def _copy_args(cls, value: Any) -> Any:
-        return {} if value is None else value
+        data = encode(args, max_depth=MAX_DEPTH, name="args")
+        self.__dict__["_args"] = (data, detached(args, data))
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """A validated copy, so that what was derived from the old fields never stays."""
@@ -313,16 +309,23 @@ def _trusted(model: type[Model], fields: dict[str, Any]) -> Model:
     made = model.__new__(model)
     put = object.__setattr__
     put(made, "__dict__", fields)
-    put(made, "__pydantic_fields_set__", set(fields))
+    put(made, "__pydantic_fields_set__", _ALL_FIELDS[model])
     put(made, "__pydantic_extra__", None)
     put(made, "__pydantic_private__", None)
     return made
 
 
+_ALL_FIELDS: dict[type[BaseModel], set[str]] = {
+    model: set(model.model_fields) for model in (ReadSetEntry, PreparedEffect, EffectCert)
+}
+"""Shared by all instances: nothing changes the set of a frozen model's fields."""
+
+
 def _check_names(request: EffectRequest) -> None:
-    for field in ("intent", "domain", "tool", "agent"):
-        name: str = getattr(request, field)
-        if not name.isascii():
+    """Length in bytes; the rest of what a name must be, its constraints have checked already."""
+    names = (request.intent, request.domain, request.tool, request.agent)
+    if not "".join(names).isascii():
+        for field, name in zip(("intent", "domain", "tool", "agent"), names, strict=True):
             check_name(name, what=field)
 
 

@@ -39,15 +39,15 @@ Why it is safe
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Final, assert_never
 
 from effectfence import errors
-from effectfence.canonical import decode, encode, fingerprint
+from effectfence.canonical import decode, detached, encode, encode_text, fingerprint
 from effectfence.clock import VectorClock
 from effectfence.models import (
     UNRECORDED,
@@ -60,7 +60,17 @@ from effectfence.models import (
     ReadSetEntry,
     _trusted,
 )
-from effectfence.stores.contract import ABSENT, NEVER, Change, Expect, Put, Record, VersionOf, View
+from effectfence.stores.contract import (
+    ABSENT,
+    ANY,
+    NEVER,
+    Change,
+    Expect,
+    Put,
+    Record,
+    VersionOf,
+    View,
+)
 
 
 class State(StrEnum):
@@ -171,31 +181,32 @@ def does(verb: Verb, state: State, *, current: bool = False) -> Does:
 class Claim:
     """A request as the rules see it: keys and canonical bytes, worked out once per request."""
 
-    intent: str
-    domain: str
-    agent: str
-    tool: str
+    request: EffectRequest
     intent_key: str
     domain_key: str
-    keys: tuple[str, ...]
     read_set: tuple[tuple[str, str, int], ...]
     """(domain, key, seq) of every entry but the request's own domain."""
     own_seq: int | None
     """The number that the request decided on for its own domain, if it names it."""
-    fingerprint: str
-    known_clock: VectorClock
+    fingerprint: bytes
     clock: VectorClock
     """`known_clock` ticked for the agent."""
     clock_bytes: bytes
     before_result: bytes
     after_seq: bytes
     """The certificate is `before_result`, result, `,"seq":`, seq, `after_seq`."""
-    digest: bytes
-    """Over everything that a ticket says about its request."""
     expect_fresh: dict[str, Expect]
     takeover: bool
     result_seconds: float
     lease_seconds: float
+
+    @property
+    def intent(self) -> str:
+        return self.request.intent
+
+    @property
+    def domain(self) -> str:
+        return self.request.domain
 
 
 @dataclass(slots=True)
@@ -264,6 +275,14 @@ class Decision:
 
 
 @dataclass(slots=True)
+class Result:
+    """What an effect gave: its canonical bytes, and the value that they were encoded from."""
+
+    data: bytes
+    value: Any
+
+
+@dataclass(slots=True)
 class Word:
     """Who says what and why; `key` is where it is kept."""
 
@@ -289,55 +308,45 @@ def key(kind: str, name: str, scope: str) -> str:
 
 def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Claim:
     """Work out all that does not depend on the ledger."""
-    args: bytes = request.__dict__["_args_bytes"]
+    args: bytes = request.__dict__["_args"][0]
+    agent, domain, tool = map(encode_text, (request.agent, request.domain, request.tool))
     domain_key = key("domain", request.domain, scope)
     intent_key = key("intent", request.intent, scope)
-    read_set = tuple(
-        (entry.domain, key("domain", entry.domain, scope), entry.seq)
-        for entry in request.read_set
-        if entry.domain != request.domain
-    )
-    own = [entry.seq for entry in request.read_set if entry.domain == request.domain]
-    clock = request.known_clock.copy()
-    clock.tick(request.agent)
-    clock_bytes = str(clock).encode()
-    agent, intent = encode(request.agent), encode(request.intent)
-    domain, tool = encode(request.domain), encode(request.tool)
-    before_result = b'{"agent":%b,"args":%b,"domain":%b,"intent":%b,"parent":%b,"read_set":%b' % (
-        agent,
-        args,
-        domain,
-        intent,
-        b"null" if request.parent is None else b'"%b"' % request.parent.encode(),
-        encode([{"domain": e.domain, "seq": e.seq} for e in request.read_set])
-        if request.read_set
-        else b"[]",
-    )
-    after_seq = b',"tool":%b,"vector_clock":%b}' % (tool, clock_bytes)
-    ttl = config.result_ttl if request.result_ttl is None else request.result_ttl
-    expect: dict[str, Expect] = {
-        intent_key: ABSENT,
-        domain_key: Expect(version=own[0] if own else None),
-    }
+    if request.known_clock:
+        clock = request.known_clock.copy()
+        clock.tick(request.agent)
+        clock_bytes = encode(clock)
+    else:
+        clock = VectorClock.trusted({request.agent: 1})
+        clock_bytes = b"{%b:1}" % agent
+    read_set: tuple[tuple[str, str, int], ...] = ()
+    read_set_bytes, own_seq, own_expect = b"[]", None, ANY
+    if request.read_set:
+        read_set, own_seq, read_set_bytes = _read_set_of(request, scope)
+        own_expect = Expect(version=own_seq)
+    expect = {intent_key: ABSENT, domain_key: own_expect}
     for _, other_key, seq in read_set:
         expect[other_key] = Expect(version=seq)
+    ttl = config.result_ttl if request.result_ttl is None else request.result_ttl
     return Claim(
-        intent=request.intent,
-        domain=request.domain,
-        agent=request.agent,
-        tool=request.tool,
+        request=request,
         intent_key=intent_key,
         domain_key=domain_key,
-        keys=tuple(expect),
         read_set=read_set,
-        own_seq=own[0] if own else None,
-        fingerprint=fingerprint(tool=request.tool, domain=request.domain, args_canonical=args),
-        known_clock=request.known_clock,
+        own_seq=own_seq,
+        fingerprint=fingerprint(tool=tool, domain=domain, args=args),
         clock=clock,
         clock_bytes=clock_bytes,
-        before_result=before_result,
-        after_seq=after_seq,
-        digest=hashlib.sha256(before_result + after_seq).digest(),
+        before_result=b'{"agent":%b,"args":%b,"domain":%b,"intent":%b,"parent":%b,"read_set":%b'
+        % (
+            agent,
+            args,
+            domain,
+            encode_text(request.intent),
+            b"null" if request.parent is None else b'"%b"' % request.parent.encode(),
+            read_set_bytes,
+        ),
+        after_seq=b',"tool":%b,"vector_clock":%b}' % (tool, clock_bytes),
         expect_fresh=expect,
         takeover=(request.on_lease_expiry or config.on_lease_expiry) == "takeover",
         result_seconds=NEVER if ttl is None else ttl,
@@ -345,25 +354,41 @@ def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Cl
     )
 
 
+def _read_set_of(
+    request: EffectRequest, scope: str
+) -> tuple[tuple[tuple[str, str, int], ...], int | None, bytes]:
+    """The facts of other domains, the number of its own, and all of them as the certificate has
+    them."""
+    others = tuple(
+        (entry.domain, key("domain", entry.domain, scope), entry.seq)
+        for entry in request.read_set
+        if entry.domain != request.domain
+    )
+    own = [entry.seq for entry in request.read_set if entry.domain == request.domain]
+    shown = encode([{"domain": entry.domain, "seq": entry.seq} for entry in request.read_set])
+    return others, own[0] if own else None, shown
+
+
 def holder_of(
     claim: Claim, *, attempt: int, token: str, idempotency_key: str, started_ms: int
 ) -> Holder:
     """The seal binds the token to all that the ticket says, but for the number (see `_lost`)."""
-    said = b"%b%b%d:%d:%b" % (
-        claim.digest,
+    said = b"%b%b%b%d:%d:%b" % (
+        claim.before_result,
+        claim.after_seq,
         token.encode(),
         attempt,
         started_ms,
         idempotency_key.encode(),
     )
-    return Holder(attempt, token, idempotency_key, started_ms, hashlib.sha256(said).hexdigest())
+    return Holder(attempt, token, idempotency_key, started_ms, sha256(said).hexdigest())
 
 
-def ticket_of(request: EffectRequest, claim: Claim, holder: Holder, seq: int) -> PreparedEffect:
+def ticket_of(claim: Claim, holder: Holder, seq: int) -> PreparedEffect:
     return _trusted(
         PreparedEffect,
         {
-            "request": request,
+            "request": claim.request,
             "seq": seq,
             "vector_clock": claim.clock.copy(),
             "attempt": holder.attempt,
@@ -471,7 +496,7 @@ def _open_body(claim: Claim, holder: Holder) -> bytes:
         b'"result_seconds":%b,"started_ms":%d,"state":"in_flight"}'
         % (
             holder.attempt,
-            claim.fingerprint.encode(),
+            claim.fingerprint,
             holder.idempotency_key.encode(),
             repr(claim.lease_seconds).encode(),
             claim.before_result,
@@ -483,7 +508,7 @@ def _open_body(claim: Claim, holder: Holder) -> bytes:
 
 
 def _done_body(
-    cert: bytes, cert_hash: str, *, attempt: int, fingerprint: str, idempotency_key: str, ms: int
+    cert: bytes, cert_hash: str, *, attempt: int, fingerprint: bytes, idempotency_key: str, ms: int
 ) -> bytes:
     return (
         b'{"attempt":%d,"cert":%b,"fingerprint":"%b","hash":"%b","idempotency_key":"%b",'
@@ -491,7 +516,7 @@ def _done_body(
         % (
             attempt,
             cert,
-            fingerprint.encode(),
+            fingerprint,
             cert_hash.encode(),
             idempotency_key.encode(),
             ms,
@@ -593,7 +618,7 @@ def _intent_gate(
 ) -> Decision | None:
     if record is None or state is State.ABSENT:
         return None
-    if body["fingerprint"] != claim.fingerprint:
+    if body["fingerprint"].encode() != claim.fingerprint:
         return _refuse(errors.IntentConflict(intent=claim.intent, differs=_differs(claim, body)))
     match does(Verb.PREPARE, state):
         case Does.REPLAY:
@@ -639,7 +664,7 @@ def _causal_gate(
     claim: Claim, domain: Record | None, opens: Iterable[tuple[str, int]]
 ) -> errors.FenceError | None:
     head = _body(domain) if domain is not None and domain.stamp else {}
-    if head and not VectorClock(head["clock"]).le(claim.known_clock):
+    if head and not VectorClock(head["clock"]).le(claim.request.known_clock):
         return errors.CausalConflict(
             domain=claim.domain, reason=f"its head, seq {_stamp(domain)}, is not in its past"
         )
@@ -653,9 +678,11 @@ def _causal_gate(
 
 def _differs(claim: Claim, body: Mapping[str, Any]) -> tuple[str, ...]:
     stood = body.get("request") or body["cert"]
-    differs = [name for name in ("tool", "domain") if stood[name] != getattr(claim, name)]
+    differs = [name for name in ("tool", "domain") if stood[name] != getattr(claim.request, name)]
     args = encode(stood["args"], max_depth=INNER_DEPTH)
-    if not claim.before_result.startswith(b'{"agent":%b,"args":%b,' % (encode(claim.agent), args)):
+    if not claim.before_result.startswith(
+        b'{"agent":%b,"args":%b,' % (encode(claim.request.agent), args)
+    ):
         differs.append("args")
     return tuple(differs)
 
@@ -663,7 +690,7 @@ def _differs(claim: Claim, body: Mapping[str, Any]) -> tuple[str, ...]:
 # --- reports by ticket ----------------------------------------------------------------------------
 
 
-def seal(claim: Claim, holder: Holder, seq: int, result: bytes) -> Decision:
+def seal(claim: Claim, holder: Holder, seq: int, result: Result) -> Decision:
     """Hopeful: the ticket still speaks and the read set still stands."""
     expect = {claim.intent_key: Expect(tag="f:" + holder.seal, stamp=seq)}
     for _, other_key, other_seq in claim.read_set:
@@ -672,7 +699,7 @@ def seal(claim: Claim, holder: Holder, seq: int, result: bytes) -> Decision:
 
 
 def commit(
-    view: View, claim: Claim, holder: Holder, seq: int, result: bytes, config: FenceConfig
+    view: View, claim: Claim, holder: Holder, seq: int, result: Result, config: FenceConfig
 ) -> Decision:
     record = view.records[claim.intent_key]
     body = _body(record)
@@ -682,7 +709,7 @@ def commit(
     assert record is not None
     state = state_of(record, body, view.now, gone=claim.intent_key in view.gone)
     if does(Verb.COMMIT, state, current=True) is Does.SAME_CERT:
-        return _again(body, result)
+        return _again(body, result.data)
     stale = body.get("stale") or _first_stale(view, claim)
     if stale:
         error = errors.CommitStale(intent=claim.intent, **stale)
@@ -725,7 +752,7 @@ def release(
     assert record is not None
     if "stale" in body:  # its own commit said that it did run
         return _refuse(_unknown_error(claim.intent, body))
-    word = _word("release", claim.intent, seq, Word(word_key, claim.agent, reason), config)
+    word = _word("release", claim.intent, seq, Word(word_key, claim.request.agent, reason), config)
     expect = {claim.intent_key: _as_seen(record), word_key: ABSENT}
     if body["attempt"] == 1:
         return Decision(Said(), Change(expect, (Put(claim.intent_key, delete=True), word)))
@@ -817,7 +844,7 @@ def _late(
     if record is None or not isinstance(lost, errors.LeaseLost):
         return _refuse(lost)
     word_key = f"history/late/{holder.seal}"
-    said = Word(word_key, claim.agent, lost.reason)
+    said = Word(word_key, claim.request.agent, lost.reason)
     word = _word("late commit", claim.intent, seq, said, config)
     return Decision(Late(lost), Change({word_key: ABSENT}, (word,)))
 
@@ -841,11 +868,16 @@ def _certify(
     claim: Claim,
     holder: Holder,
     seq: int,
-    result: bytes,
+    result: Result,
     expect: Mapping[str, Expect],
 ) -> Decision:
-    content = b'%b,"result":%b,"seq":%d%b' % (claim.before_result, result, seq, claim.after_seq)
-    cert_hash = hashlib.sha256(content).hexdigest()
+    content = b'%b,"result":%b,"seq":%d%b' % (
+        claim.before_result,
+        result.data,
+        seq,
+        claim.after_seq,
+    )
+    cert_hash = sha256(content).hexdigest()
     body = _done_body(
         content,
         cert_hash,
@@ -865,11 +897,21 @@ def _certify(
         claim.result_seconds,
         expect,
     )
-    return Decision(Certify(_cert(content, cert_hash)), change)
-
-
-def _cert(content: bytes, cert_hash: str) -> EffectCert:
-    return cert_of({"cert": decode(content), "hash": cert_hash})
+    request = claim.request
+    fields = {
+        "intent": request.intent,
+        "parent": request.parent,
+        "domain": request.domain,
+        "seq": seq,
+        "tool": request.tool,
+        "args": detached(*reversed(request.__dict__["_args"])),
+        "result": detached(result.value, result.data),
+        "vector_clock": claim.clock.copy(),
+        "read_set": request.read_set,
+        "agent": request.agent,
+        "hash": cert_hash,
+    }
+    return Decision(Certify(_trusted(EffectCert, fields)), change)
 
 
 def _done_change(
@@ -921,12 +963,12 @@ def settle(
     content = encode(
         {**request, "result": decode(result), "seq": record.stamp}, max_depth=INNER_DEPTH
     )
-    cert_hash = hashlib.sha256(content).hexdigest()
+    cert_hash = sha256(content).hexdigest()
     done = _done_body(
         content,
         cert_hash,
         attempt=body["attempt"],
-        fingerprint=body["fingerprint"],
+        fingerprint=body["fingerprint"].encode(),
         idempotency_key=body["idempotency_key"],
         ms=body["started_ms"],
     )
@@ -943,7 +985,8 @@ def settle(
         {intent_key: _as_seen(record), word.key: ABSENT},
     )
     said = _word("settle", intent, record.stamp, word, config)
-    return Decision(Certify(_cert(content, cert_hash)), Change(change.expect, (*change.puts, said)))
+    cert = cert_of({"cert": decode(content), "hash": cert_hash})
+    return Decision(Certify(cert), Change(change.expect, (*change.puts, said)))
 
 
 def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceConfig) -> Decision:
@@ -1139,6 +1182,7 @@ def _stamp(record: Record | None) -> int:
     return 0 if record is None else record.stamp
 
 
-def unrecorded(reason: str) -> bytes:
+def unrecorded(reason: str) -> Result:
     """What stands in a certificate for a result that could not be recorded."""
-    return encode({UNRECORDED: reason})
+    marker = {UNRECORDED: reason}
+    return Result(encode(marker), marker)

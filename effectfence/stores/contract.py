@@ -68,6 +68,7 @@ class Expect:
 
 
 ABSENT: Final = Expect(version=0)
+ANY: Final = Expect()
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Iterable
 
 from effectfence._native import SequenceWords
-from effectfence.stores.contract import NEVER, Change, Put, Record, VersionOf
+from effectfence.stores.contract import ABSENT, ANY, NEVER, Change, Record, VersionOf
 
 _DROPPED_PER_WRITE = 4
 
@@ -44,40 +44,80 @@ class Table:
         records = self.records
         for key, expect in change.expect.items():
             record = records.get(key)
-            if record is None:
-                if expect.version or expect.tag is not None or expect.stamp is not None:
-                    return False
-            elif not expect.holds(None if record.expires_at <= now else record):
+            if record is not None and record.expires_at <= now:
+                record = None
+            if expect is ANY or (expect is ABSENT and record is None):
+                continue
+            if not expect.holds(record):
                 return False
         return True
 
     def write(self, change: Change, now: float, writer: str = "") -> dict[str, Record | None]:
-        """Carry out the puts of a change that `holds`; what each left under its key."""
+        """Carry out the puts of a change that `holds`; what each left under its key.
+
+        One long body on purpose: it runs twice for every effect.
+        """
         if self._expiring and self._expiring[0][0] <= now:
             self.drop_expired(now, _DROPPED_PER_WRITE)
-        for put in change.puts:
-            if type(put.stamp) is VersionOf and put.stamp.key not in self._word_of:
-                self._make_counter(put.stamp.key, now)
-        written: dict[str, Record | None] = {}
-        for put in change.puts:
-            old = self._standing(put.key, now)
-            if put.newer and old is not None and _stamp(put, written, old) <= old.stamp:
+        puts, records, written = change.puts, self.records, {}
+        counters = [put.stamp.key for put in puts if type(put.stamp) is VersionOf]
+        for put in puts:
+            key = put.key
+            old = records.get(key)
+            if old is not None and old.expires_at <= now:
+                self._remove(key, old)
+                old = None
+            stamp = put.stamp
+            if type(stamp) is VersionOf:
+                stamp = written[stamp.key].version
+            if put.newer and old is not None and stamp <= old.stamp:
                 continue
             if put.delete:
-                if put.floor and old is not None:
-                    self.floor = max(self.floor, old.version)
-                record = None
+                if old is not None:
+                    self.floor = max(self.floor, old.version) if put.floor else self.floor
+                    self._remove(key, old)
+                written[key] = None
+                continue
+            if old is None:
+                version = self.floor + 1
+                if key in counters:
+                    self._word_of[key] = self._words.allocate(version)
+                expires_in = put.expires_in
+                record = Record(
+                    version,
+                    put.tag or "",
+                    stamp or 0,
+                    now,
+                    put.label or "",
+                    put.body or b"",
+                    NEVER if expires_in is None else now + expires_in,
+                    writer,
+                )
             else:
-                version = self._next_version(put, old)
-                record = _made(put, old, version, _stamp(put, written, old), now, writer)
-            self._place(put.key, old, record)
-            written[put.key] = record
+                version = self._bumped(key, old, key in counters) if put.bump else old.version
+                record = Record(
+                    version,
+                    old.tag if put.tag is None else put.tag,
+                    old.stamp if stamp is None else stamp,
+                    now,
+                    old.label if put.label is None else put.label,
+                    old.body if put.body is None else put.body,
+                    old.expires_at if put.expires_in is None else now + put.expires_in,
+                    writer,
+                )
+            self._place(key, old, record)
+            written[key] = record
         return written
 
     def put(self, key: str, record: Record | None) -> None:
         """Place a finished record (or none) as it is: replay and undo."""
-        self._place(key, self.records.get(key), record)
-        if record is not None and (word := self._word_of.get(key)) is not None:
+        old = self.records.get(key)
+        if record is None:
+            if old is not None:
+                self._remove(key, old)
+            return
+        self._place(key, old, record)
+        if (word := self._word_of.get(key)) is not None:
             self._set_word(word, record.version)
 
     def drop_expired(self, now: float, limit: int) -> int:
@@ -87,47 +127,44 @@ class Table:
             _, key = heapq.heappop(self._expiring)
             record = self.records.get(key)
             if record is not None and record.expires_at <= now:
-                self.put(key, None)
+                self._remove(key, record)
                 dropped += 1
         return dropped
 
     def keys_labelled(self, label: str) -> list[str]:
         return list(self.labels.get(label, ()))
 
-    def _standing(self, key: str, now: float) -> Record | None:
-        """What stands under a key that is about to be written; an expired record goes first."""
-        record = self.records.get(key)
-        if record is not None and record.expires_at <= now:
-            self._place(key, record, None)
-            return None
-        return record
-
-    def _next_version(self, put: Put, old: Record | None) -> int:
-        standing = self.floor if old is None else old.version
-        if not put.bump and old is not None:
-            return standing
-        word = self._word_of.get(put.key)
-        if word is not None:  # the atomic step that decides same-instant racers
-            found = self._words.compare_exchange(word, standing, standing + 1)
-            if found != standing:
-                raise AssertionError(f"word of {put.key!r} is {found}, its record {standing}")
+    def _bumped(self, key: str, old: Record, counter: bool) -> int:
+        """The next version; a counter's is taken by the one atomic step that decides racers."""
+        standing = old.version
+        word = self._word_of.get(key)
+        if word is None:
+            if counter:
+                self._word_of[key] = self._words.allocate(standing + 1)
+            return standing + 1
+        found = self._words.compare_exchange(word, standing, standing + 1)
+        if found != standing:
+            raise AssertionError(f"the word of {key!r} is {found}, its record {standing}")
         return standing + 1
 
-    def _place(self, key: str, old: Record | None, record: Record | None) -> None:
-        if record is None:
-            self.records.pop(key, None)
-            self._word_of.pop(key, None)
-        else:
-            self.records[key] = record
-            expires_at = record.expires_at
-            if expires_at != NEVER and (old is None or old.expires_at != expires_at):
-                heapq.heappush(self._expiring, (expires_at, key))
-        if old is None or record is None or old.label != record.label:
-            self._relabel(key, old, record)
+    def _place(self, key: str, old: Record | None, record: Record) -> None:
+        self.records[key] = record
+        label = record.label
+        if old is None:
+            self.labels.setdefault(label, {})[key] = None
+            if record.expires_at != NEVER:
+                heapq.heappush(self._expiring, (record.expires_at, key))
+            return
+        if old.label != label:
+            del self.labels[old.label][key]
+            self.labels.setdefault(label, {})[key] = None
+        if record.expires_at not in (NEVER, old.expires_at):
+            heapq.heappush(self._expiring, (record.expires_at, key))
 
-    def _make_counter(self, key: str, now: float) -> None:
-        old = self._standing(key, now)
-        self._word_of[key] = self._words.allocate(self.floor if old is None else old.version)
+    def _remove(self, key: str, old: Record) -> None:
+        del self.records[key]
+        del self.labels[old.label][key]
+        self._word_of.pop(key, None)
 
     def _set_word(self, word: int, value: int) -> None:
         found = self._words.load(word)
@@ -135,41 +172,3 @@ class Table:
             found = self._words.compare_exchange(word, expected := found, value)
             if found == expected:
                 return
-
-    def _relabel(self, key: str, old: Record | None, new: Record | None) -> None:
-        if old is not None and (keys := self.labels.get(old.label)) is not None:
-            keys.pop(key, None)
-        if new is not None:
-            self.labels.setdefault(new.label, {})[key] = None
-
-
-def _made(
-    put: Put, old: Record | None, version: int, stamp: int, now: float, writer: str
-) -> Record:
-    if old is None:
-        expires_at = NEVER if put.expires_in is None else now + put.expires_in
-        return Record(
-            version, put.tag or "", stamp, now, put.label or "", put.body or b"", expires_at, writer
-        )
-    return Record(
-        version,
-        old.tag if put.tag is None else put.tag,
-        stamp,
-        now,
-        old.label if put.label is None else put.label,
-        old.body if put.body is None else put.body,
-        old.expires_at if put.expires_in is None else now + put.expires_in,
-        writer,
-    )
-
-
-def _stamp(put: Put, written: dict[str, Record | None], old: Record | None) -> int:
-    stamp = put.stamp
-    if type(stamp) is VersionOf:
-        source = written[stamp.key]
-        assert source is not None, "a stamp's source is put earlier in the same change"
-        return source.version
-    if stamp is None:
-        return 0 if old is None else old.stamp
-    assert type(stamp) is int
-    return stamp

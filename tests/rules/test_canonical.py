@@ -725,12 +725,14 @@ def test_decode_says_undecodable_of_what_is_not_json():
 @given(texts, texts, values)
 def test_a_fingerprint_is_the_hash_of_the_canonical_three(tool, domain, args):
     whole = encode({"tool": tool, "domain": domain, "args": args})
-    assert fingerprint(tool=tool, domain=domain, args_canonical=encode(args)) == sha256_hex(whole)
+    assert fingerprint(
+        tool=encode(tool), domain=encode(domain), args=encode(args)
+    ) == sha256_hex(whole).encode()
 
 
 def test_a_fingerprint_tells_tool_domain_and_arguments_apart():
     def of(tool: str = "t", domain: str = "d", args: object = 1) -> str:
-        return fingerprint(tool=tool, domain=domain, args_canonical=encode(args))
+        return fingerprint(tool=encode(tool), domain=encode(domain), args=encode(args))
 
     assert len({of(), of(tool="d"), of(domain="t"), of(args="1"), of("d", "t")}) == 5
 
