@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Protocol
 
-from bench.effect_log import EffectLog
+from bench._effect_log import EffectLog
 from effectfence import (
     EffectFence,
     EffectRequest,
