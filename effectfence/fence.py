@@ -445,7 +445,8 @@ class EffectFence:
             if type(answer) is Applied:
                 return decision.answer, answer
             assert type(answer) is View
-            decision = await self._gates(answer, claim)
+            view = await self._whole(answer, tuple(claim.expect_fresh))
+            decision = await self._gates(view, claim)
         raise self._contention()
 
     async def _gates(self, view: View, claim: rules.Claim) -> rules.Decision:
@@ -641,10 +642,14 @@ class EffectFence:
                 return decision.answer, answer
             assert type(answer) is View
             view = answer
-            if missing := [key for key in keys if key not in view.records]:
-                view = await self._shared.store.load(keys)
-                assert all(key in view.records for key in missing)
+            view = await self._whole(view, keys)
         raise self._contention()
+
+    async def _whole(self, view: View, keys: list[str] | tuple[str, ...]) -> View:
+        """A refused swap shows the keys of its change; a decision needs these as well."""
+        if all(key in view.records for key in keys):
+            return view
+        return await self._shared.store.load(tuple(dict.fromkeys((*keys, *view.records))))
 
     async def _load(self, keys: list[str]) -> View:
         self._check_open()

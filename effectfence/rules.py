@@ -604,7 +604,10 @@ def prepare(
     expect = dict(claim.expect_fresh)
     expect[claim.intent_key] = _as_seen(record)
     if config.causal == "strict":
-        expect[claim.domain_key] = _as_seen(domain_record)
+        # The head too: a commit moves it and not the number.
+        expect[claim.domain_key] = (
+            ABSENT if domain_record is None else Expect(version=actual, stamp=domain_record.stamp)
+        )
     return Decision(Admit(holder), _claim_change(claim, holder, expect))
 
 
@@ -705,7 +708,7 @@ def commit(
     body = _body(record)
     lost = _lost(view, claim, holder, seq, record, body)
     if lost is not None:
-        return _late(claim, holder, seq, record, lost, config)
+        return _late(view, claim, holder, seq, record, lost, config)
     assert record is not None
     state = state_of(record, body, view.now, gone=claim.intent_key in view.gone)
     if does(Verb.COMMIT, state, current=True) is Does.SAME_CERT:
@@ -746,6 +749,8 @@ def release(
     word_key: str,
 ) -> Decision:
     """It certainly did not run; an earlier attempt still may have."""
+    if view.records.get(word_key) is not None:  # this very call's, sent twice
+        return Decision(Said())
     record, body, refused = _held(view, claim, holder, seq, Verb.RELEASE)
     if refused is not None:
         return refused
@@ -814,8 +819,8 @@ def _lost(
     """Why a ticket does not speak for what stands under its intent, or `None` if it does.
 
     A genuine ticket that was replaced has another number than the record, since every attempt
-    takes a number of its own; same number and other seal, or same seal and other number, is
-    therefore no ticket that was ever issued.
+    takes a number of its own, or is of another domain; same number and other seal, or same seal
+    and other number, is therefore no ticket that was ever issued.
     """
     if record is None:
         return errors.LeaseLost(intent=claim.intent, reason="nothing is recorded for it any more")
@@ -824,7 +829,11 @@ def _lost(
         return None
     if record.label == CLEARED and same_seal:
         return errors.LeaseLost(intent=claim.intent, reason="an operator cleared it")
-    if same_seal or record.stamp == seq:
+    stood = body.get("request") or body["cert"]
+    same_number = record.stamp == seq and (
+        stood["domain"] == claim.domain or _version(view.records[claim.domain_key]) < seq
+    )
+    if same_seal or same_number:
         return errors.InvalidTicket(intent=claim.intent, reason="it was altered or forged")
     return errors.LeaseLost(
         intent=claim.intent, reason=f"attempt {body['attempt']}, seq {record.stamp}, replaced it"
@@ -832,6 +841,7 @@ def _lost(
 
 
 def _late(
+    view: View,
     claim: Claim,
     holder: Holder,
     seq: int,
@@ -844,6 +854,8 @@ def _late(
     if record is None or not isinstance(lost, errors.LeaseLost):
         return _refuse(lost)
     word_key = f"history/late/{holder.seal}"
+    if view.records.get(word_key) is not None:
+        return _refuse(lost)
     said = Word(word_key, claim.request.agent, lost.reason)
     word = _word("late commit", claim.intent, seq, said, config)
     return Decision(Late(lost), Change({word_key: ABSENT}, (word,)))
