@@ -25,6 +25,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from effectfence.errors import LedgerCorrupt, LedgerUnavailable
@@ -42,69 +43,60 @@ _GLANCE_SECONDS: Final = 0.02
 """How often the thread looks for other processes' changes while somebody waits for one."""
 
 
+@dataclass(slots=True, eq=False)
 class _Operation:
-    """One call, from its hand-over to its answer."""
+    """One call, from its hand-over to its answer; its type says what `asked` is."""
 
-    __slots__ = ("answer", "error", "future", "loop")
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.answer: Any = None
-        self.error: BaseException | None = None
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    asked: Any
+    answer: Any = None
+    error: BaseException | None = None
 
     def keys(self) -> Iterable[str]:
+        """Every key that the answer depends on or that is written."""
         return ()
 
 
 class _Swap(_Operation):
-    __slots__ = ("change",)
+    """asked: the `Change`"""
 
-    def __init__(self, change: Change) -> None:
-        super().__init__()
-        self.change = change
+    __slots__ = ()
 
     def keys(self) -> Iterable[str]:
-        return _named(self.change)
+        return _named(self.asked)
 
 
 class _Load(_Operation):
-    __slots__ = ("wanted",)
+    """asked: a tuple of keys"""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        super().__init__()
-        self.wanted = tuple(keys)
+    __slots__ = ()
 
     def keys(self) -> Iterable[str]:
-        return self.wanted
+        keys: tuple[str, ...] = self.asked
+        return keys
 
 
 class _Watch(_Operation):
-    __slots__ = ("key", "tag")
+    """asked: the key, and the tag that it bears so far"""
 
-    def __init__(self, key: str, tag: str) -> None:
-        super().__init__()
-        self.key = key
-        self.tag = tag
+    __slots__ = ()
 
     def keys(self) -> Iterable[str]:
-        return (self.key,)
+        key: str = self.asked[0]
+        return (key,)
 
 
 class _List(_Operation):
-    __slots__ = ("label",)
+    """asked: the label"""
 
-    def __init__(self, label: str) -> None:
-        super().__init__()
-        self.label = label
+    __slots__ = ()
 
 
 class _Purge(_Operation):
-    __slots__ = ("limit",)
+    """asked: how many at most"""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
+    __slots__ = ()
 
 
 class _Compact(_Operation):
@@ -112,11 +104,9 @@ class _Compact(_Operation):
 
 
 class _Close(_Operation):
-    __slots__ = ("drain",)
+    """asked: whether to finish what was begun"""
 
-    def __init__(self, drain: bool) -> None:
-        super().__init__()
-        self.drain = drain
+    __slots__ = ()
 
 
 def _named(change: Change) -> dict[str, None]:
@@ -175,7 +165,7 @@ class FileStore:
         try:
             await asyncio.shield(opened)
         except asyncio.CancelledError:
-            opened.add_done_callback(lambda _: store._queue.put([_Close(drain=False)]))
+            opened.add_done_callback(store._close_unwanted)
             raise
         return store
 
@@ -187,7 +177,7 @@ class FileStore:
 
     async def load(self, keys: Iterable[str]) -> View:
         """The records under `keys`."""
-        view: View = await self._ask(_Load(keys))
+        view: View = await self._ask(_Load, tuple(keys))
         return view
 
     async def swap(self, change: Change) -> Applied | View:
@@ -195,21 +185,20 @@ class FileStore:
 
         `ValueError` for a change that no ledger line can hold. Cancelled, it may still apply.
         """
-        answer: Applied | View = await self._ask(_Swap(change))
+        answer: Applied | View = await self._ask(_Swap, change)
         return answer
 
     async def changed(self, key: str, tag: str, seconds: float) -> None:
         """Return as soon as `key` no longer bears `tag`, its writer died, or `seconds` passed."""
-        watch = _Watch(key, tag)
         try:
             async with asyncio.timeout(seconds):
-                await self._ask(watch)
+                await self._ask(_Watch, (key, tag))
         except TimeoutError:
             pass
 
     async def scan(self, label: str) -> AsyncIterator[View]:
         """All records that bear `label`, in pages, each page of one instant."""
-        keys: list[str] = await self._ask(_List(label))
+        keys: list[str] = await self._ask(_List, label)
         for start in range(0, len(keys), _PAGE):
             view = await self.load(keys[start : start + _PAGE])
             records = {k: r for k, r in view.records.items() if r is not None and r.label == label}
@@ -217,34 +206,42 @@ class FileStore:
 
     async def purge(self, limit: int = 1000) -> int:
         """Forget up to `limit` expired records; how many went. The file shrinks by `compact`."""
-        count: int = await self._ask(_Purge(limit))
+        count: int = await self._ask(_Purge, limit)
         return count
 
     async def compact(self) -> None:
         """Write the live records to a new file that takes the ledger's name."""
-        await self._ask(_Compact())
+        await self._ask(_Compact, None)
 
     async def aclose(self) -> None:
         """Finish what was begun, then let go of the files and the thread; idempotent."""
         if self._process != os.getpid() or self._ended:
             return
-        await self._ask(_Close(drain=True))
+        await self._ask(_Close, True)
 
     async def abandon(self) -> None:
         """For tests: what the death of this process would leave behind."""
-        await self._ask(_Close(drain=False))
+        await self._ask(_Close, False)
 
-    def _ask(self, operation: _Operation) -> asyncio.Future[Any]:
+    def _ask(self, kind: type[_Operation], asked: Any) -> asyncio.Future[Any]:
         if self._process != os.getpid():
             raise self._unavailable(
                 "it was opened before a fork; open it again in the child process"
             )
-        outbox = self._outboxes.get(operation.loop)
+        loop = asyncio.get_running_loop()
+        operation = kind(loop, loop.create_future(), asked)
+        outbox = self._outboxes.get(loop)
         if outbox is None:
-            self._outboxes[operation.loop] = outbox = []
-            operation.loop.call_soon(self._hand_over, operation.loop)
+            self._outboxes[loop] = outbox = []
+            loop.call_soon(self._hand_over, loop)
         outbox.append(operation)
         return operation.future
+
+    def _close_unwanted(self, opened: asyncio.Future[None]) -> None:
+        """Whoever opened this was cancelled meanwhile."""
+        if opened.exception() is None:
+            loop = opened.get_loop()
+            self._queue.put([_Close(loop, loop.create_future(), False)])
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         self._queue.put(self._outboxes.pop(loop))
@@ -306,7 +303,7 @@ class FileStore:
             operations = self._next()
             closing = [operation for operation in operations if type(operation) is _Close]
             rest = [operation for operation in operations if type(operation) is not _Close]
-            if closing and not closing[0].drain:
+            if closing and not closing[0].asked:
                 for operation in rest:
                     operation.error = self._unavailable("it was abandoned", None)
                 return operations
@@ -365,7 +362,10 @@ class FileStore:
         """Who could be answered without lock and sync, and who is left."""
         file = self._file
         table, now = file.table, file.clock.now()
-        if all(type(o) is _Swap and table.holds(o.change, now) for o in operations):
+        for operation in operations:
+            if type(operation) is not _Swap or not table.holds(operation.asked, now):
+                break
+        else:
             return [], operations
         if not file.refresh():
             return [], operations
@@ -383,15 +383,15 @@ class FileStore:
 
     def _is_answered(self, operation: _Operation, now: float) -> bool:
         match operation:
-            case _Swap(change=change):
+            case _Swap(asked=change):
                 if self._file.table.holds(change, now):
                     return False
                 operation.answer = self._view(_named(change), now)
-            case _Load(wanted=keys):
+            case _Load(asked=keys):
                 operation.answer = self._view(keys, now)
-            case _Watch(key=key, tag=tag):
+            case _Watch(asked=(key, tag)):
                 return self._has_moved(key, tag, now)
-            case _List(label=label):
+            case _List(asked=label):
                 operation.answer = self._file.table.keys_labelled(label)
             case _:
                 return False
@@ -399,7 +399,7 @@ class FileStore:
 
     def _is_watched(self, watch: _Watch, held_up: set[str]) -> bool:
         """Leave it waiting, unless something before it is going to be written."""
-        if watch.key in held_up:
+        if not held_up.isdisjoint(watch.keys()):
             return False
         self._watch(watch)
         return True
@@ -424,7 +424,12 @@ class FileStore:
             floor = file.table.floor
             contents: list[bytes] = []
             for operation in operations:
-                self._decide(operation, now, contents, undo)
+                if type(operation) is not _Swap:
+                    self._decide(operation, now)
+                elif file.table.holds(operation.asked, now):
+                    self._write(operation, now, contents, undo)
+                else:
+                    operation.answer = self._view(_named(operation.asked), now)
             if contents:
                 try:
                     file.append(contents, now)
@@ -436,33 +441,21 @@ class FileStore:
         if self._watched and undo:
             self._wake({key for key, _ in undo})
 
-    def _decide(
-        self,
-        operation: _Operation,
-        now: float,
-        contents: list[bytes],
-        undo: list[tuple[str, Record | None]],
-    ) -> None:
-        if type(operation) is _Swap:
-            change = operation.change
-            if self._file.table.holds(change, now):
-                self._write(operation, change, now, contents, undo)
-            else:
-                operation.answer = self._view(_named(change), now)
-        elif type(operation) is _Purge:
-            operation.answer = self._file.table.drop_expired(now, operation.limit)
+    def _decide(self, operation: _Operation, now: float) -> None:
+        if type(operation) is _Purge:
+            operation.answer = self._file.table.drop_expired(now, operation.asked)
         elif not self._is_answered(operation, now) and type(operation) is _Watch:
             self._watch(operation)
 
     def _write(
         self,
         operation: _Swap,
-        change: Change,
         now: float,
         contents: list[bytes],
         undo: list[tuple[str, Record | None]],
     ) -> None:
-        table, file = self._file.table, self._file
+        file, change = self._file, operation.asked
+        table = file.table
         floor, records = table.floor, table.records
         before = [(put.key, records.get(put.key)) for put in change.puts]
         try:
@@ -495,7 +488,7 @@ class FileStore:
     # Watching -------------------------------------------------------------------------------------
 
     def _watch(self, watch: _Watch) -> None:
-        self._watched.setdefault(watch.key, []).append(watch)
+        self._watched.setdefault(watch.asked[0], []).append(watch)
 
     def _has_moved(self, key: str, tag: str, now: float) -> bool:
         record = self._file.table.get(key, now)
@@ -521,7 +514,7 @@ class FileStore:
                 continue
             waiting = []
             for watch in watches:
-                if self._has_moved(key, watch.tag, now):
+                if self._has_moved(key, watch.asked[1], now):
                     moved.append(watch)
                 elif not watch.future.done():
                     waiting.append(watch)

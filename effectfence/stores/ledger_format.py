@@ -21,7 +21,7 @@ Invariants
     as `text`, or as `base64` if it is not UTF-8.
 4.  Every line is its own echo: decoded and encoded again it is the same bytes. That one comparison
     refuses doubled members, NaN, big integers, odd escapes and stray white space, and it is fast.
-    The writer checks the lines it makes in the same way, so it never writes what it would refuse.
+    The writer makes its lines so that this holds, so it never writes what it would refuse.
 5.  Running numbers grow by one from the header's `base`; time never goes back; a batch is as many
     lines and bytes as it says. If one was cut (its process died), the next one says so by `cut`.
 6.  Nothing but `Damage` comes out of hostile bytes.
@@ -33,7 +33,7 @@ import base64
 import binascii
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from sys import intern
@@ -139,7 +139,7 @@ def encode_header(header: Header) -> tuple[bytes, bytes]:
     return seal(b"", _content(dict(zip(_HEADER, values, strict=False))))
 
 
-def encode_change(n: int, written: dict[str, Record | None], floor: int | None) -> bytes:
+def encode_change(n: int, written: Mapping[str, Record | None], floor: int | None) -> bytes:
     """A change's line up to its hash; `Unwritable` if there is no such line."""
     puts: list[dict[str, Any]] = []
     bodies: list[bytes] = []
@@ -154,8 +154,7 @@ def encode_change(n: int, written: dict[str, Record | None], floor: int | None) 
             put["stamp"] = record.stamp
         if record.label:
             put["label"] = record.label
-        expires_at = record.expires_at
-        if expires_at != NEVER:
+        if (expires_at := record.expires_at) != NEVER:
             if not -NEVER < expires_at < NEVER:
                 raise Unwritable(f"{key!r} would expire at {expires_at}")
             put["expires_at"] = expires_at
@@ -163,9 +162,9 @@ def encode_change(n: int, written: dict[str, Record | None], floor: int | None) 
             put["size"] = len(record.body)
             bodies.append(record.body)
         puts.append(put)
-    line: dict[str, Any] = {"n": n} if floor is None else {"n": n, "floor": floor}
-    line["puts"] = puts
-    return _with_bodies(line, puts, bodies)
+    if floor is None:
+        return _with_bodies({"n": n, "puts": puts}, puts, bodies)
+    return _with_bodies({"n": n, "floor": floor, "puts": puts}, puts, bodies)
 
 
 def encode_batch(
@@ -241,45 +240,51 @@ def decode_seam(line: bytes) -> tuple[bytes, int, bytes]:
 
 
 def _content(value: dict[str, Any]) -> bytes:
+    return _dumped(value)[:-1] + _HASH
+
+
+def _dumped(value: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(value)[:-1] + _HASH
-    except (orjson.JSONEncodeError, TypeError) as error:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
         raise Unwritable(f"cannot be written to a ledger: {error}") from None
 
 
 def _with_bodies(line: dict[str, Any], puts: list[dict[str, Any]], bodies: list[bytes]) -> bytes:
-    names = (*line, "bodies")
-    line["bodies"] = [orjson.Fragment(body) for body in bodies]
-    content = _content(line)
-    if bodies and not _is_echo(content[: -len(_HASH)] + b"}", names, len(bodies)):
-        line["bodies"] = [orjson.Fragment(body) for body in _plain_bodies(puts, bodies)]
-        content = _content(line)
-    if len(content) + _TAIL > MAX_LINE:
-        raise Unwritable(f"a change of {len(content)} bytes; a ledger's line holds {MAX_LINE}")
-    return content
+    """The line with its bodies, up to its hash.
 
-
-def _is_echo(text: bytes, names: tuple[str, ...], bodies: int) -> bool:
+    The bodies are decoded and encoded again with the rest, then compared with what they were: what
+    comes out is an echo by construction, and so are the bodies in it if they are still the same.
+    """
     try:
-        value = orjson.loads(text)
-        return (
-            orjson.dumps(value) == text and tuple(value) == names and len(value["bodies"]) == bodies
-        )
+        line["bodies"] = [orjson.loads(body) for body in bodies]
+        text = orjson.dumps(line)
+        same = not bodies or text.endswith(b",".join(bodies) + b"]}")
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return False
+        same = False
+    if not same:
+        line["bodies"] = _plain_bodies(puts, bodies)
+        text = _dumped(line)
+    if len(text) + len(_HASH) + _TAIL > MAX_LINE:
+        raise Unwritable(f"a change of {len(text)} bytes; a ledger's line holds {MAX_LINE}")
+    return text[:-1] + _HASH
 
 
-def _plain_bodies(puts: list[dict[str, Any]], bodies: list[bytes]) -> list[bytes]:
-    """The bodies that may stand as they are; the others are moved into their puts."""
-    plain: list[bytes] = []
+def _plain_bodies(puts: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
+    """The values of the bodies that echo; the other bodies are moved into their puts."""
+    plain: list[Any] = []
     remaining = iter(bodies)
     for put in puts:
         if "size" not in put:
             continue
         body = next(remaining)
-        if _is_echo(b'{"bodies":[' + body + b"]}", ("bodies",), 1):
-            plain.append(body)
-            continue
+        try:
+            value = orjson.loads(body)
+            if orjson.dumps({"bodies": [value]}) == b'{"bodies":[' + body + b"]}":
+                plain.append(value)
+                continue
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            pass
         del put["size"]
         try:
             put["text"] = body.decode()
