@@ -39,6 +39,10 @@ class FenceError(Exception):
     def message(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.facts.items())
 
+    def __str__(self) -> str:
+        """What is known by now: `ran` can change on the error's way to the caller."""
+        return self.message()
+
     def with_result(self, result: Any) -> FenceError:
         """The same error, now carrying what the effect's function returned."""
         self.result = result

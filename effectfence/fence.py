@@ -19,7 +19,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -151,10 +152,11 @@ class EffectFence:
         Raises a `Refused`; nothing ran then (`OutcomeUnknown`: nobody knows). Cancelled, a ticket
         that was not handed out is released by the fence itself.
         """
+        patience = _seconds(wait_seconds) if wait_seconds else 0.0
         claim = self._claim(request)
         answer, applied = await self._admit(claim)
-        if wait_seconds and type(answer) is rules.Refuse:
-            answer, applied = await self._wait(claim, answer, _seconds(wait_seconds))
+        if patience and type(answer) is rules.Refuse:
+            answer, applied = await self._wait(claim, answer, patience)
         return self._admission(claim, answer, applied)
 
     async def commit(self, prepared: PreparedEffect, result: Any) -> EffectCert:
@@ -164,17 +166,17 @@ class EffectFence:
         `LeaseLost`, `CommitConflict`, `InvalidTicket`, or `LedgerUnavailable` with `.prepared`;
         each carries `.result`. Cancelled, the commit completes before the cancellation goes on.
         """
-        claim, holder = self._spoken_for(prepared)
-        content = self._result(claim, result)
         try:
+            claim, holder = self._spoken_for(prepared)
+            content = self._result(claim, result)
             return await self._commit(claim, holder, prepared, content)
         except asyncio.CancelledError:
             await self._see_through(self._commit(claim, holder, prepared, content))
             raise
         except errors.FenceError as error:
+            error.ran = True
             if isinstance(error, errors.LedgerUnavailable):
-                error.prepared, error.ran = prepared, True
-                error.args = (error.message(),)
+                error.prepared = prepared
             else:
                 self._shared.count("commit_refused")
             raise error.with_result(result) from None
@@ -184,8 +186,9 @@ class EffectFence:
 
         Raises `LeaseLost`, `OutcomeUnknown` (it is already), `InvalidTicket`.
         """
-        claim, holder = self._spoken_for(prepared)
-        await self._report(claim, holder, prepared.seq, self._abort_rule(reason))
+        with _unknown_if_unwritten():
+            claim, holder = self._spoken_for(prepared)
+            await self._report(claim, holder, prepared.seq, self._abort_rule(reason))
 
     async def release(self, prepared: PreparedEffect, reason: str) -> None:
         """It certainly did not run: free again (unknown if an earlier attempt may have run).
@@ -201,12 +204,12 @@ class EffectFence:
 
         Raises `LeaseLost` (stop), `OutcomeUnknown`, `InvalidTicket`.
         """
-        claim, holder = self._spoken_for(prepared)
-
         def renew(view: View) -> rules.Decision:
             return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
 
-        answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
+        with _unknown_if_unwritten():
+            claim, holder = self._spoken_for(prepared)
+            answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
         if type(answer) is not rules.Said:
             _raise(answer)
         return time.time() + float(answer.value)
@@ -256,6 +259,8 @@ class EffectFence:
         `intent` and `domain` (default: the intent) are templates over the function's parameters,
         such as `"charge:{order_id}"`. The decorated function is `async` and keeps its signature.
         """
+        if result_ttl is not None:
+            self.config.check_lifetime(result_ttl)
         return Fencing(
             self, intent, domain, tool, agent, ignore, not_executed, result_ttl, wait_seconds
         )
@@ -438,9 +443,12 @@ class EffectFence:
                 return decision.answer, None
             try:
                 answer = await store.swap(decision.change)
-            except asyncio.CancelledError:
-                if type(decision.answer) is rules.Admit:
+            except (asyncio.CancelledError, errors.LedgerUnavailable) as error:
+                in_doubt = getattr(error, "ran", None) is None
+                if in_doubt and type(decision.answer) is rules.Admit:
                     self._own(self._undo(claim, decision.answer.holder))
+                if isinstance(error, errors.LedgerUnavailable):
+                    error.ran = False  # no ticket was handed out
                 raise
             if type(answer) is Applied:
                 return decision.answer, answer
@@ -479,6 +487,7 @@ class EffectFence:
                 break
             lapses = max(answer.error.seconds_left, 0.0) + 0.001
             await self._shared.store.changed(claim.intent_key, answer.tag, min(left, lapses))
+            self._check_usable()
             answer, applied = await self._admit(claim)
         return answer, applied
 
@@ -746,15 +755,17 @@ class EffectFence:
         if not closing:
             self._check_usable()
         shared = self._shared
+        if not isinstance(request, EffectRequest):
+            raise TypeError(f"an EffectRequest is wanted, not {type(request).__name__}")
         cached = request.__dict__.get("_claim")
         if cached is not None and cached[0] is shared and cached[1] == self._scope:
             claim: rules.Claim = cached[2]
             return claim
-        if not isinstance(request, EffectRequest):
-            raise TypeError(f"an EffectRequest is wanted, not {type(request).__name__}")
+        if request.result_ttl is not None and not closing:
+            shared.config.check_lifetime(request.result_ttl)
         claim = rules.claim_of(request, shared.config, self._scope)
         size = len(claim.before_result) + len(claim.after_seq)
-        if size > shared.config.max_record_bytes:
+        if size > shared.config.max_record_bytes and not closing:
             raise ValueError(
                 f"the request has {size} bytes, at most {shared.config.max_record_bytes} "
                 "(max_record_bytes); nothing ran"
@@ -830,6 +841,16 @@ async def _store_of(ledger: str) -> Store:
     from effectfence.stores.file import FileStore
 
     return await FileStore.open(ledger, check_body=rules.check_body)
+
+
+@contextmanager
+def _unknown_if_unwritten() -> Iterator[None]:
+    """A holder's report that can't be written leaves open whether its effect ran."""
+    try:
+        yield
+    except errors.LedgerUnavailable as error:
+        error.ran = None
+        raise
 
 
 def _version(record: Record | None) -> int:

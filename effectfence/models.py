@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from dataclasses import dataclass
@@ -79,6 +80,15 @@ class EffectRequest(_Frozen):
         """A validated copy, so that what was derived from the old fields never stays."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**fields, **(update or {})})
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self.model_copy(update={"args": copy.deepcopy(self.args, memo)})
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """What is pickled: not what a fence worked out for itself."""
+        state = super().__getstate__()
+        kept = {name: value for name, value in state["__dict__"].items() if name != "_claim"}
+        return {**state, "__dict__": kept}
 
 
 class PreparedEffect(_Frozen):
@@ -234,7 +244,10 @@ class FenceConfig(_Frozen):
     max_record_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024
 
     def model_post_init(self, _context: Any, /) -> None:
-        lives = math.inf if self.result_ttl is None else self.result_ttl
+        self.check_lifetime(math.inf if self.result_ttl is None else self.result_ttl)
+
+    def check_lifetime(self, lives: float) -> None:
+        """`ValueError` for a `result_ttl` that a caller's retry could outlast."""
         if self.retry_horizon is not None and self.retry_horizon > lives:
             raise ValueError(
                 f"retry_horizon ({self.retry_horizon:g} s) is longer than result_ttl "
