@@ -274,7 +274,7 @@ class LedgerUnavailable(FenceError):
 
     code = "ledger_unavailable"
     http_status = 503
-    ran = False
+    ran: bool | None = False
     ledger: str
     reason: str
     prepared: PreparedEffect
