@@ -288,7 +288,7 @@ class EffectFence:
         """
         key = self._domain_key(domain)
         view = await self._load([key])
-        opens = await self._opens()
+        opens = await self._opens(facts=True)
 
         def evict(view: View) -> rules.Decision:
             return rules.evict(view, domain, key, opens, self.config)
@@ -465,14 +465,15 @@ class EffectFence:
         )
         return rules.prepare(view, claim, self._offer, self._shared.config, opens)
 
-    async def _opens(self, but: str = "") -> list[tuple[str, int]]:
-        """(domain key, number) of every open intent. Read after the domain's version, which is
-        then pinned: whatever opens later moves it."""
+    async def _opens(self, but: str = "", *, facts: bool = False) -> list[tuple[str, int]]:
+        """(domain key, number) of every open intent, and of its facts. Read after the domain's
+        version, which is then pinned: whatever opens later moves it."""
         found = []
         async for view in self._shared.store.scan(rules.OPEN):
             for key, record in view.records.items():
                 if record is not None and key != but:
                     found.append(rules.open_number(record, key))
+                    found.extend(rules.open_facts(record, key) if facts else ())
         return found
 
     async def _wait(

@@ -1062,9 +1062,9 @@ def evict(
     record = view.records[domain_key]
     if record is None:
         return Decision(Said(False))
-    held = [seq for key_, seq in opens if key_ == domain_key]
-    if held:
-        return _refuse(_evict_refused(domain, f"an open intent holds seq {min(held)}"))
+    named = [seq for key_, seq in opens if key_ == domain_key]
+    if named:
+        return _refuse(_evict_refused(domain, f"an open intent names seq {min(named)} of it"))
     quiet = NEVER if config.result_ttl is None else config.result_ttl
     if view.now - record.at < quiet:
         return _refuse(_evict_refused(domain, f"it moved within result_ttl, {quiet:g} s"))
@@ -1087,6 +1087,13 @@ def open_number(record: Record, scope_of_key: str) -> tuple[str, int]:
     """(domain key, number) of an open intent's record that stands under `scope_of_key`."""
     scope = scope_of_key.split("/", 1)[0].partition("@")[2]
     return key("domain", _body(record)["request"]["domain"], scope), record.stamp
+
+
+def open_facts(record: Record, scope_of_key: str) -> list[tuple[str, int]]:
+    """(domain key, number) of every fact that an open intent's commit will check again."""
+    scope = scope_of_key.split("/", 1)[0].partition("@")[2]
+    read_set = _body(record)["request"]["read_set"]
+    return [(key("domain", entry["domain"], scope), entry["seq"]) for entry in read_set]
 
 
 def _shown(record: Record, state: State) -> IntentState:

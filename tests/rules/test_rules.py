@@ -710,13 +710,15 @@ def test_head_of_is_none_until_a_certificate_stands() -> None:
 
 def test_an_open_record_names_its_domain_in_its_own_scope() -> None:
     world = World()
-    claim = rules.claim_of(request_of(), CONFIG, "tenant")
+    facts = (ReadSetEntry(domain="fact", seq=0),)
+    claim = rules.claim_of(request_of(read_set=facts), CONFIG, "tenant")
     assert claim.intent_key == "intent@tenant/i"
     view = View(0.0, dict.fromkeys(claim.expect_fresh))
     world.apply(rules.prepare(view, claim, world.offer, CONFIG))
     record = world.table.get(claim.intent_key, 0.0)
     assert record is not None
     assert rules.open_number(record, claim.intent_key) == ("domain@tenant/d", 1)
+    assert rules.open_facts(record, claim.intent_key) == [("domain@tenant/fact", 0)]
 
 
 @pytest.mark.parametrize("stands", [s for s in STANDS if s != "absent"])
