@@ -221,7 +221,7 @@ class LedgerFile:
             self._create()
         if mark is not None and mark.suspect:
             self._forget_cached()
-        self._read_all(mark)
+        self._read_all()
         self._check_anchor(mark)
         self._sync_found()
         self._write_mark()
@@ -254,15 +254,12 @@ class LedgerFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _read_all(self, mark: Mark | None) -> None:
+    def _read_all(self) -> None:
+        """Everything to the end of the file; what is only torn there stays unread."""
         size = os.fstat(self._file).st_size
-        try:
-            self._feed(size)
-        except form.Damage as damage:
+        damage = read_to(self._reader, self._file, size)
+        if damage is not None:
             self._check_torn(size, damage)
-        else:
-            if self.tip.offset < size or size == 0:
-                self._check_torn(size, form.Damage(self.tip.line + 1, self.tip.offset, "cut off"))
 
     def _check_anchor(self, mark: Mark | None) -> None:
         """Is everything there that was acknowledged, as far as the lock file remembers?"""
@@ -298,32 +295,18 @@ class LedgerFile:
     def _raise_floor(self, floor: int) -> None:
         self.table.floor = max(self.table.floor, floor)
 
-    def _feed(self, end: int) -> None:
-        """Read the whole lines between the tip and `end`."""
-        feed_file(self._reader, self._file, end)
-
     def _read_to(self, durable: int) -> None:
         """Everything up to `durable` was acknowledged: it must be there and check."""
-        try:
-            self._feed(durable)
-        except form.Damage as damage:
-            raise self._corrupt(damage) from None
-        if self.tip.offset != durable:
-            raise self._corrupt(
-                form.Damage(
-                    self.tip.line + 1,
-                    self.tip.offset,
-                    f"acknowledged records are missing: {durable} bytes were durable",
-                )
-            )
+        damage = read_to(self._reader, self._file, durable)
+        if damage is not None:
+            raise self._corrupt(damage)
 
     def _check_torn(self, size: int, damage: form.Damage) -> None:
         """The tip is where reading stopped; is what follows only torn?"""
-        reader, tip = self._reader, self.tip
-        incomplete = reader.header is None or (reader.header.compacted and not reader.seam_end)
+        tip = self.tip
         tail = os.pread(self._file, size - tip.offset, tip.offset)
-        if incomplete or damage.offset != tip.offset or not form.is_torn(tail, tip.offset, tip):
-            raise self._corrupt(damage) from None
+        if self._reader.lacks_its_beginning() or not form.is_torn(tail, tip.offset, tip):
+            raise self._corrupt(damage)
 
     def _corrupt(self, damage: form.Damage) -> LedgerCorrupt:
         return LedgerCorrupt(
@@ -403,18 +386,13 @@ class LedgerFile:
             raise self._corrupt(form.Damage(self.tip.line + 1, size, lost))
         self._read_to(max(durable, self.tip.offset))
         acknowledged = self.tip.offset
-        damage = form.Damage(self.tip.line + 1, acknowledged, "cut off")
-        try:
-            self._feed(size)
-        except form.Damage as found:
-            damage = found
-        torn = self.tip.offset < size
-        if torn:
-            self._check_torn(size, damage)
+        torn = read_to(self._reader, self._file, size)
+        if torn is not None:
+            self._check_torn(size, torn)
         if self.tip.offset > acknowledged:
             self._sync_or_die()
         self._write_mark()
-        if torn:
+        if torn is not None:
             self._set_aside(size)
 
     def _sync_or_die(self) -> None:
@@ -470,8 +448,8 @@ class LedgerFile:
 
     def _follow_compaction(self) -> None:
         """With the lock held: the name leads to another file. Rightly so?"""
-        with contextlib.suppress(form.Damage):  # the old file's end, which the new one continues
-            self._feed(os.fstat(self._file).st_size)
+        # the old file's end, which the new one continues
+        read_to(self._reader, self._file, os.fstat(self._file).st_size)
         epoch, last, n = self.epoch, self.tip.hash, self.tip.n
         close_file(self._file)
         self._open_ledger()
@@ -482,7 +460,7 @@ class LedgerFile:
             return
         self.table = Table()
         self._reader = self._new_reader()
-        self._read_all(mark)
+        self._read_all()
         if self.epoch != epoch or self.tip.n < n or not (vouched or self._reader.replaced == last):
             raise self.unavailable("it was replaced while in use")
         if not vouched:  # the one who compacted died before it could say so
@@ -648,21 +626,29 @@ def _inode_at(path: str) -> int:
         return -1
 
 
-def feed_file(reader: form.Reader, descriptor: int, end: int) -> None:
-    """Hand the reader the whole lines between its tip and `end`."""
-    position = reader.tip.offset
-    pending = b""
-    while position < end:
-        chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
-        if not chunk:
-            return
-        start = position - len(pending)
-        position += len(chunk)
-        pending = pending + chunk if pending else chunk
-        reader.feed(pending)
-        pending = pending[reader.tip.offset - start :]
-        if len(pending) > form.MAX_LINE:
-            raise form.Damage(reader.tip.line + 1, reader.tip.offset, "a line without an end")
+def read_to(reader: form.Reader, descriptor: int, end: int) -> form.Damage | None:
+    """Hand the reader what stands between its tip and `end`; why it did not get there, if so."""
+    position, pending = reader.tip.offset, b""
+    try:
+        while position < end:
+            chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
+            if not chunk:
+                break
+            start = position - len(pending)
+            position += len(chunk)
+            pending = pending + chunk if pending else chunk
+            reader.feed(pending)
+            pending = pending[reader.tip.offset - start :]
+            if len(pending) > form.MAX_LINE:
+                return form.Damage(reader.tip.line + 1, reader.tip.offset, "it has no end")
+    except form.Damage as damage:
+        return damage
+    tip = reader.tip
+    if tip.offset < end:
+        return form.Damage(tip.line + 1, tip.offset, "it is cut off")
+    if reader.lacks_its_beginning():
+        return form.Damage(tip.line + 1, tip.offset, "what was written first is not all here")
+    return None
 
 
 # Looking without touching -------------------------------------------------------------------------
@@ -726,19 +712,13 @@ def _verify(path: str, descriptor: int, reader: form.Reader, mark: Mark | None) 
     ours = mark is not None and mark.inode == found.st_ino
     if mark is not None and ours and mark.boot == boot_digest(Machine().boot()):
         end = min(size, mark.durable)  # behind it others may be writing right now
-    damage = None
-    try:
-        feed_file(reader, descriptor, end)
-    except form.Damage as error:
-        damage = error
-    tip, header = reader.tip, reader.header
-    if damage is None and (tip.offset < end or end == 0):
-        damage = form.Damage(tip.line + 1, tip.offset, "cut off")
-    incomplete = header is None or (header.compacted and not reader.seam_end)
-    if mark is not None and ours and tip.offset < mark.durable:
-        damage = damage or form.Damage(tip.line + 1, tip.offset, "acknowledged records are missing")
-        incomplete = True
+    damage = read_to(reader, descriptor, end)
+    tip = reader.tip
+    lost = mark is not None and ours and tip.offset < mark.durable
+    if lost and damage is None:
+        damage = form.Damage(tip.line + 1, tip.offset, "acknowledged records are missing")
     tail = os.pread(descriptor, end - tip.offset, tip.offset)
-    if damage and (incomplete or not form.is_torn(tail, tip.offset, tip)):
+    torn = not lost and not reader.lacks_its_beginning() and form.is_torn(tail, tip.offset, tip)
+    if damage is not None and not torn:
         raise LedgerCorrupt(path=path, line=damage.line, offset=damage.offset, reason=damage.reason)
     return size - tip.offset

@@ -321,6 +321,11 @@ class Reader:
         self._shapes: set[tuple[str, ...]] = set()
         self._writer = ""
 
+    def lacks_its_beginning(self) -> bool:
+        """Whether what must have been on the disk before the file had its name is not all read."""
+        header = self.header
+        return header is None or (header.compacted and not self.seam_end)
+
     def feed(self, data: bytes) -> None:
         """Read the whole lines in `data`, whose first byte is the one at `tip.offset`."""
         ends = _line_ends(data)
@@ -414,7 +419,7 @@ class Reader:
 
     def _read_opener(self, value: dict[str, Any], end: int) -> None:
         tip = self.tip
-        if self.header is None or (self.header.compacted and not self.seam_end):
+        if self.lacks_its_beginning():
             raise _Refused("the lines before it are missing")
         cut = value.get("cut", False)
         if type(cut) is not bool or cut != bool(tip.lines_left):
@@ -618,15 +623,14 @@ def is_torn(tail: bytes, offset: int, tip: Tip) -> bool:
     that a crash left half on the disk, and not damage to something that was acknowledged.
 
     A growing file tears in two ways: it ends early, or sectors of its last write stayed NUL.
+    A batch of its full length without such sectors is no torn one, even if its end is damaged.
     `offset` is where the tail begins, `tip` where reading stopped.
     """
     end = offset + len(tail)
-    if tip.lines_left and end > tip.batch_end:
-        return False  # something stands behind the batch: it was not the last
     newline = tail.find(b"\n")
-    if newline < 0:  # a batch of full length can only have lost sectors
-        return not tip.lines_left or end < tip.batch_end or _has_lost_sector(tail, tail, offset)
-    if b'\n{"batch":' in tail:
+    if newline < 0:
+        return not tip.lines_left or end < tip.batch_end or tail.endswith(b"\0")
+    if b'\n{"batch":' in tail or (tip.lines_left and end > tip.batch_end):
         return False  # another batch was begun after it: it had been synced
     return _has_lost_sector(tail, tail[:newline], offset)
 
@@ -638,6 +642,4 @@ def _has_lost_sector(tail: bytes, first_line: bytes, offset: int) -> bool:
     end = start
     while end < len(tail) and tail[end] == 0:
         end += 1
-    if end == len(tail):
-        return True
     return (start == 0 or (offset + start) % SECTOR == 0) and (offset + end) % SECTOR == 0

@@ -177,9 +177,7 @@ async def test_any_text_is_a_key_a_tag_and_a_label(store: Store, key: str) -> No
     "expect",
     [Expect(), Expect(version=2), Expect(tag="t"), Expect(stamp=7), Expect(2, "t", 7)],
 )
-async def test_an_expectation_that_holds_lets_the_change_pass(
-    store: Store, expect: Expect
-) -> None:
+async def test_an_expectation_that_holds_lets_the_change_pass(store: Store, expect: Expect) -> None:
     await store.swap(write(Put("a", tag="t", stamp=7)))
     await store.swap(write(Put("a")))
     assert isinstance(await store.swap(write(Put("b"), a=expect)), Applied)
