@@ -128,6 +128,9 @@ def encode(
             kind in _CONTAINERS and _items_left_if_plain(value, max_depth, items) >= 0
         ):
             data = _joined(value)
+    except TypeError:
+        pass  # a type without a hash, which is none of the plain ones
+    try:
         if data is None:
             data = _Exact(max_depth, items).encode(value)
     except _Refusal as refusal:
@@ -340,7 +343,7 @@ class _Exact:
     def members(self, members: Mapping[Any, object], levels: int) -> dict[str, Any]:
         self.enter(members, levels)
         converted: dict[str, Any] = {}
-        if not _ONLY_TEXT.issuperset(map(type, members)):
+        if not all(type(key) is str for key in members):
             members = _with_exact_keys(members)
         for key in _ordered(members):
             try:
@@ -402,7 +405,6 @@ class _Exact:
         raise _Refusal(f"is {_a(value)}, which has no JSON form")
 
 
-_ONLY_TEXT = frozenset({str})
 _LEAST_INT64, _MOST_INT64 = -(2**63), 2**63 - 1
 _BEYOND_INTEGERS = 10**MAX_INTEGER_DIGITS
 

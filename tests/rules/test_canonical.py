@@ -30,7 +30,9 @@ from effectfence.canonical import (
     _items_left_if_plain,
     check_name,
     decode,
+    detached,
     encode,
+    encode_text,
     fingerprint,
     sha256_hex,
     strict_decode,
@@ -373,6 +375,10 @@ CONVERTED = {
     "int subclass": (lambda: type("Count", (int,), {"__int__": lambda self: 0})(7), "7"),
     "float subclass": (lambda: type("Rate", (float,), {})(1.5), "1.5"),
     "list subclass": (lambda: type("Rows", (list,), {})([1]), "[1]"),
+    "str subclass key": (
+        lambda: {type("Loud", (str,), {"__str__": lambda self: "!"})("x"): 1},
+        '{"x":1}',
+    ),
     "str enum key": (lambda: {Tag.NEW: 1}, '{"new":1}'),
 }
 
@@ -451,6 +457,9 @@ REFUSED = {
     "class": int,
     "model class": Order,
     "dataclass class": Line,
+    "dataclass class with defaults": dataclasses.make_dataclass("Flags", [("on", int, 1)]),
+    "object whose type has no hash": type("Meta", (type,), {"__hash__": None})("Odd", (), {})(),
+    "key whose type has no hash": {type("Meta", (type,), {"__hash__": None})("Odd", (), {})(): 1},
     "function": len,
     "module": json,
     "range": range(3),
@@ -517,6 +526,11 @@ def test_what_cannot_be_encoded_is_refused_inside_models_too(place, path, kind):
 def test_what_a_model_would_disguise_is_refused_by_its_path(kind, path):
     assert refusal(Order(total=1, extra={"x": [REFUSED[kind]]})).path == path
     assert refusal(Order(total=1, extra={"x": deque([REFUSED[kind]])})).path == path
+
+
+def test_a_zone_without_an_offset_is_none():
+    assert "without a time zone" in refusal(REFUSED["datetime whose zone has no offset"]).reason
+    assert "without a time zone" in refusal(REFUSED["naive time"]).reason
 
 
 def test_keys_that_a_model_would_write_alike_are_refused():
@@ -688,6 +702,7 @@ def test_bytes_that_are_not_strictly_json_are_refused(data, offset, reason):
     [
         b"[" * 64 + b"]" * 64,
         b"[" + b"[]," * 100 + b"[]]",
+        b"[[]," + b"[" * 63 + b"]" * 63 + b"]",
         b'["' + b"[" * 100 + b'"]',
         b'["\\"' + b"[" * 100 + b'"]',
         b'["\\\\","' + b"{" * 100 + b'"]',
@@ -719,15 +734,37 @@ def test_decode_says_undecodable_of_what_is_not_json():
             decode(data)
 
 
+@given(values)
+def test_a_detached_value_is_what_its_bytes_decode_to(value):
+    data = encode(value)
+    assert encode(detached(value, data)) == data
+    assert type(detached(value, data)) is type(decode(data))
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {"a": [1]}, [1], {"a": {"b": 1}}])
+def test_a_later_change_does_not_reach_a_detached_value(value):
+    data = encode(value)
+    own = detached(value, data)
+    inner = value["a"] if isinstance(value, dict) and value["a"] != 1 else value
+    inner.clear()
+    assert encode(own) == data
+
+
+@given(texts)
+def test_text_known_to_be_sound_has_its_canonical_form(text):
+    assert encode_text(text) == encode(text)
+
+
 # Fingerprints and names
 
 
 @given(texts, texts, values)
 def test_a_fingerprint_is_the_hash_of_the_canonical_three(tool, domain, args):
     whole = encode({"tool": tool, "domain": domain, "args": args})
-    assert fingerprint(
-        tool=encode(tool), domain=encode(domain), args=encode(args)
-    ) == sha256_hex(whole).encode()
+    assert (
+        fingerprint(tool=encode(tool), domain=encode(domain), args=encode(args))
+        == sha256_hex(whole).encode()
+    )
 
 
 def test_a_fingerprint_tells_tool_domain_and_arguments_apart():
@@ -749,6 +786,7 @@ def test_a_name_of_1_to_1024_bytes_is_taken_as_it_is(name):
         ("", ValueError, "intent is empty"),
         ("x" * 1025, ValueError, "intent takes 1025 bytes"),
         ("é" * 513, ValueError, "intent takes 1026 bytes"),
+        ("🙏" * 257, ValueError, "intent takes 1028 bytes"),
         ("a\0b", ValueError, "intent holds a NUL"),
         ("\ud800", ValueError, "intent holds a lone surrogate"),
         (b"a", TypeError, "intent is a bytes"),

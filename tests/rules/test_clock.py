@@ -1,6 +1,7 @@
 """Vector clocks: the laws, the limits at the border, and what users expect of a mapping."""
 
 import copy
+import enum
 import json
 import pickle
 from collections.abc import Hashable
@@ -231,6 +232,20 @@ def test_a_copy_lives_a_life_of_its_own(copied):
     clock.tick("b")
     assert clock == {"a": 1, "b": 1}
     assert other == {"a": 2}
+
+
+def test_names_and_counts_become_plain_ones():
+    class Agent(enum.StrEnum):
+        PAYER = "payer"
+
+    class Count(enum.IntEnum):
+        THREE = 3
+
+    ((agent, count),) = VectorClock({Agent.PAYER: Count.THREE}).items()
+    assert (type(agent), type(count)) == (str, int)
+    ticked = VectorClock()
+    ticked.tick(Agent.PAYER)
+    assert [type(agent) for agent in ticked] == [str]
 
 
 def test_the_given_mapping_is_copied():
