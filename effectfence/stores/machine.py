@@ -98,14 +98,33 @@ _open: set[int] = set()
 _in_child: list[Callable[[], None]] = []
 
 
-def open_file(path: str, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of `path` itself, never of what a symbolic link there points to."""
+def open_file(path: str, flags: int) -> int:
+    """A descriptor of `path` itself, never of what a symbolic link there points to.
+
+    With `O_CREAT` a file that is missing is made, 0600 whatever the umask says; one that is there
+    is left as it is.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    if not flags & os.O_CREAT:
+        return _registered(path, flags)
+    while True:
+        try:
+            descriptor = _registered(path, flags | os.O_EXCL)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+        else:
+            os.fchmod(descriptor, 0o600)
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            return _registered(path, flags & ~os.O_CREAT)
+
+
+def _registered(path: str, flags: int) -> int:
     with _guard:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, mode)
+        descriptor = os.open(path, flags, 0o600)
         _open.add(descriptor)
-    if flags & os.O_CREAT and os.fstat(descriptor).st_uid == os.geteuid():
-        os.fchmod(descriptor, mode)  # whatever the umask says
-    return descriptor
+        return descriptor
 
 
 def close_file(descriptor: int) -> None:
