@@ -22,8 +22,8 @@ import functools
 import inspect
 import logging
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -110,13 +110,18 @@ class Effect:
     ) -> None:
         if self._prepared is None:
             return
-        if self._token is not None:
-            _current.reset(self._token)
+        self._leave_context()
         try:
             await self._report(self._prepared, error)
         finally:
             if self._kept is not None:
                 self._fence._drop(self._kept)
+
+    def _leave_context(self) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            with suppress(ValueError):  # entered in another context, as async generators may be
+                _current.reset(token)
 
     async def _report(self, prepared: PreparedEffect, error: BaseException | None) -> None:
         if error is None:
@@ -153,7 +158,12 @@ async def run_effect(
         assert attempt.cert is not None
         return attempt.cert
     task = fence._own(_run_entered(attempt, function, args, kwargs), logged=False)
-    return await asyncio.shield(task)
+    attempt._leave_context()  # the task has a copy
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failure)
+        raise
 
 
 async def _run(
@@ -170,15 +180,27 @@ async def _run_entered(
     attempt: Effect, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EffectCert:
     """The body of a plain function's effect, whose `__aenter__` is done: in a thread."""
-    attempt._token = None  # entered in the caller's context; this task has a copy of it
     with _leaving(attempt) as leave:
-        value = await asyncio.to_thread(function, *args, **kwargs)
+        value = await asyncio.to_thread(_called, function, args, kwargs)
         attempt.result = await value if inspect.isawaitable(value) else value
     await attempt.__aexit__(*leave)
     if leave[1] is not None:
         raise leave[1]
     assert attempt.cert is not None
     return attempt.cert
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:  # which no future can carry: its waiter would wait for ever
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Of an effect that went on without its caller."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("an effect whose caller had left failed: %s", _said(error))
 
 
 Leave = list[Any]
@@ -311,9 +333,16 @@ def _calling(
 
         return call
 
-    def call_plain() -> Any:
-        called.append(function(*args, **kwargs))
+    async def awaited(value: Awaitable[Any]) -> Any:
+        called.append(await value)
         return called[0]
+
+    def call_plain() -> Any:
+        value = function(*args, **kwargs)
+        if inspect.isawaitable(value):
+            return awaited(value)
+        called.append(value)
+        return value
 
     return call_plain
 
@@ -328,6 +357,8 @@ def _flat(
         if position == 0 and name in ("self", "cls") and not keep_self:
             continue
         if kind is inspect.Parameter.VAR_KEYWORD:
+            if hidden := flat.keys() & value.keys():
+                raise ValueError(f"two arguments are named {min(hidden)!r}; nothing ran")
             flat.update(value)
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             flat[name] = list(value)

@@ -47,6 +47,7 @@ from effectfence.models import (
 )
 from effectfence.stores.contract import Applied, Change, Record, Store, View
 from effectfence.stores.memory import MemoryStore
+from effectfence.stores.watchers import wake
 
 _log = logging.getLogger("effectfence")
 
@@ -111,7 +112,7 @@ class EffectFence:
 
     def __init__(self, config: FenceConfig | None = None, *, store: Store | None = None) -> None:
         self._shared = _Shared(store or MemoryStore(), config or FenceConfig())
-        self._shared.keeper = Keeper(self.heartbeat)
+        self._shared.keeper = Keeper()
         self._scope = ""
 
     @staticmethod
@@ -545,8 +546,8 @@ class EffectFence:
                 await asyncio.sleep(delay)
             else:
                 break
+        self._let_go(holder)
         if type(answer) is rules.Certify:
-            self._let_go(holder)
             return answer.cert
         if type(answer) is rules.Late:
             self._shared.count("late_commits")
@@ -687,7 +688,7 @@ class EffectFence:
 
     def _keep(self, prepared: PreparedEffect, lost: asyncio.Event) -> Kept:
         assert self._shared.keeper is not None
-        return self._shared.keeper.keep(prepared, self.config.lease_ttl, lost)
+        return self._shared.keeper.keep(prepared, self.heartbeat, self.config.lease_ttl, lost)
 
     def _drop(self, kept: Kept) -> None:
         assert self._shared.keeper is not None
@@ -724,24 +725,26 @@ class EffectFence:
                 continue
 
     def _let_go(self, holder: rules.Holder) -> None:
-        self._shared.held.pop(holder.token, None)
+        held = self._shared.held.get(holder.token)
+        if held is not None and held.holder.seal == holder.seal:
+            self._shared.held.pop(holder.token, None)
         if self._shared.closing:
             self._wake_drain()
 
     def _wake_drain(self) -> None:
-        for future in self._shared.quiet:
-            future.get_loop().call_soon_threadsafe(_finish, future)
+        for future in tuple(self._shared.quiet):
+            wake(future)
 
     async def _drain(self, seconds: float) -> None:
         shared = self._shared
         deadline = time.monotonic() + seconds
-        while shared.held or shared.owned:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
+        while True:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             shared.quiet.append(future)
             try:
+                left = deadline - time.monotonic()
+                if left <= 0 or not (shared.held or shared.owned):
+                    return
                 async with asyncio.timeout(left):
                     await future
             except TimeoutError:
@@ -868,11 +871,6 @@ def _said(decided: tuple[rules.Answer, Applied | View]) -> Any:
     if type(answer) is not rules.Said:
         _raise(answer)
     return answer.value
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _seconds(seconds: float) -> float:

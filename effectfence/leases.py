@@ -26,11 +26,16 @@ from effectfence.models import PreparedEffect
 _log = logging.getLogger("effectfence")
 
 
+Renew = Callable[[PreparedEffect], Awaitable[object]]
+"""`heartbeat` of the fence, or scope, that the ticket is of; raises when the lease is lost."""
+
+
 @dataclass(slots=True, eq=False)
 class Kept:
     """One ticket that is renewed; `lost` is set on `loop` when that can't be done any more."""
 
     prepared: PreparedEffect
+    renew: Renew
     lease_seconds: float
     due: float
     loses_at: float
@@ -49,10 +54,7 @@ class Kept:
 
 
 class Keeper:
-    """`renew` is `EffectFence.heartbeat`; it raises when the lease is lost."""
-
-    def __init__(self, renew: Callable[[PreparedEffect], Awaitable[object]]) -> None:
-        self._renew = renew
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: set[Kept] = set()
         self._thread: threading.Thread | None = None
@@ -61,9 +63,11 @@ class Keeper:
         self._sleeps_until = 0.0
         self._closed = False
 
-    def keep(self, prepared: PreparedEffect, lease_seconds: float, lost: asyncio.Event) -> Kept:
+    def keep(
+        self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: asyncio.Event
+    ) -> Kept:
         """Renew `prepared` from now on, until `drop`."""
-        kept = Kept(prepared, lease_seconds, 0, 0, lost, asyncio.get_running_loop())
+        kept = Kept(prepared, renew, lease_seconds, 0, 0, lost, asyncio.get_running_loop())
         kept.renewed(time.monotonic())
         with self._lock:
             self._kept.add(kept)
@@ -129,7 +133,7 @@ class Keeper:
 
     async def _attend(self, kept: Kept) -> None:
         try:
-            await self._renew(kept.prepared)
+            await kept.renew(kept.prepared)
         except LedgerUnavailable as error:
             now = time.monotonic()
             if now < kept.loses_at and not self._closed:
@@ -138,6 +142,8 @@ class Keeper:
                 return
         except FenceError as error:
             _log.warning("lease of %r is lost: %s", kept.prepared.intent, error)
+        except Exception:  # a fault of ours must not end the other holders' renewals
+            _log.exception("renewing %r failed", kept.prepared.intent)
         else:
             kept.renewed(time.monotonic())
             return

@@ -57,7 +57,10 @@ class Template:
         )
 
     def _value(self, name: str, values: Mapping[str, Any]) -> str:
-        value, _ = _formatter.get_field(name, (), values)
+        try:
+            value, _ = _formatter.get_field(name, (), values)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"{self.text!r}: {{{name}}} leads nowhere; nothing ran") from error
         if value is None:
             raise ValueError(f"{self.text!r}: {{{name}}} is None; nothing ran")
         text = value if isinstance(value, str) else _plain(value, f"{self.text!r}: {{{name}}}")

@@ -141,11 +141,14 @@ async def test_a_word_names_who_and_why(
     fence: EffectFence, call: str, by: str, reason: str
 ) -> None:
     await unknown(fence)
+    word = {"by": by, "reason": reason}
+    said = (
+        fence.settle("charge:o1", 1, **word)
+        if call == "settle"
+        else fence.clear("charge:o1", **word)
+    )
     with pytest.raises(ValueError, match=r"by|reason"):
-        if call == "settle":
-            await fence.settle("charge:o1", 1, by=by, reason=reason)
-        else:
-            await fence.clear("charge:o1", by=by, reason=reason)
+        await said
     assert await words_of(fence, "charge:o1") == []
 
 
