@@ -117,13 +117,18 @@ class EffectFence:
 
     @staticmethod
     def open(
-        ledger: str | os.PathLike[str] = "memory:", config: FenceConfig | None = None
+        ledger: str | os.PathLike[str] = "memory:",
+        config: FenceConfig | None = None,
+        *,
+        accept_rollback: bool = False,
     ) -> Opening:
         """A fence over `ledger`: a path, or `memory:`. Await it, or use it with `async with`.
 
-        Raises `LedgerCorrupt` or `LedgerUnavailable`; nothing is changed then.
+        Raises `LedgerCorrupt` or `LedgerUnavailable`; nothing is changed then. A file that was cut
+        back behind what it acknowledged (a restored backup) is refused, since what it forgot could
+        run again; `accept_rollback` takes it as it is.
         """
-        return Opening(ledger, config)
+        return Opening(ledger, config, accept_rollback)
 
     def scoped(self, scope: str) -> EffectFence:
         """The same fence with intents and domains of its own; scopes nest."""
@@ -205,6 +210,7 @@ class EffectFence:
 
         Raises `LeaseLost` (stop), `OutcomeUnknown`, `InvalidTicket`.
         """
+
         def renew(view: View) -> rules.Decision:
             return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
 
@@ -811,9 +817,15 @@ Reporting = Callable[[View, rules.Claim, rules.Holder, int], rules.Decision]
 class Opening:
     """`await EffectFence.open(…)`, or `async with EffectFence.open(…) as fence`."""
 
-    def __init__(self, ledger: str | os.PathLike[str], config: FenceConfig | None) -> None:
-        self._ledger = ledger
+    def __init__(
+        self,
+        ledger: str | os.PathLike[str],
+        config: FenceConfig | None,
+        accept_rollback: bool,
+    ) -> None:
+        self._ledger = os.fspath(ledger)
         self._config = config
+        self._accept_rollback = accept_rollback
         self._fence: EffectFence | None = None
 
     def __await__(self) -> Generator[Any, None, EffectFence]:
@@ -833,18 +845,22 @@ class Opening:
         await self._fence.aclose()
 
     async def _open(self) -> EffectFence:
-        return EffectFence(self._config, store=await _store_of(os.fspath(self._ledger)))
+        return EffectFence(self._config, store=await self._store())
 
+    async def _store(self) -> Store:
+        ledger = self._ledger
+        if ledger == "memory:":
+            return MemoryStore()
+        if "://" in ledger:
+            scheme = ledger.split("://", 1)[0]
+            raise ValueError(
+                f"no store for {scheme}:// in this version; a path or 'memory:' is wanted"
+            )
+        from effectfence.stores.file import FileStore
 
-async def _store_of(ledger: str) -> Store:
-    if ledger == "memory:":
-        return MemoryStore()
-    scheme = ledger.split("://", 1)[0] if "://" in ledger else ""
-    if scheme:
-        raise ValueError(f"no store for {scheme}:// in this version; a path or 'memory:' is wanted")
-    from effectfence.stores.file import FileStore
-
-    return await FileStore.open(ledger, check_body=rules.check_body)
+        return await FileStore.open(
+            ledger, check_body=rules.check_body, accept_rollback=self._accept_rollback
+        )
 
 
 @contextmanager
