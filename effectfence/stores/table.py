@@ -59,8 +59,9 @@ class Table:
         """
         if self._expiring and self._expiring[0][0] <= now:
             self.drop_expired(now, _DROPPED_PER_WRITE)
-        puts, records, written = change.puts, self.records, {}
-        counters = [put.stamp.key for put in puts if type(put.stamp) is VersionOf]
+        puts, records = change.puts, self.records
+        written: dict[str, Record | None] = {}
+        counters = [put.stamp.key for put in puts if isinstance(put.stamp, VersionOf)]
         for put in puts:
             key = put.key
             old = records.get(key)
@@ -68,9 +69,11 @@ class Table:
                 self._remove(key, old)
                 old = None
             stamp = put.stamp
-            if type(stamp) is VersionOf:
-                stamp = written[stamp.key].version
-            if put.newer and old is not None and stamp <= old.stamp:
+            if isinstance(stamp, VersionOf):
+                source = written[stamp.key]
+                assert source is not None, "put earlier in the same change"
+                stamp = source.version
+            if put.newer and old is not None and (stamp or 0) <= old.stamp:
                 continue
             if put.delete:
                 if old is not None:
