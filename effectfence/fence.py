@@ -98,6 +98,10 @@ class _Shared:
     forks: int = field(default_factory=lambda: _forks)
     closing: bool = False
     closed: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        self.strict = self.config.causal == "strict"
 
     def count(self, counter: str) -> None:
         with self.lock:
@@ -437,12 +441,10 @@ class EffectFence:
     # --- admission --------------------------------------------------------------------------------
 
     async def _admit(self, claim: rules.Claim) -> tuple[rules.Answer, Applied | None]:
-        store, config = self._shared.store, self._shared.config
-        strict = config.causal == "strict"
-        view: View | None = None
-        if strict or store.peek(claim.intent_key):
-            view = await store.load(tuple(claim.expect_fresh))
-            decision = await self._gates(view, claim)
+        shared = self._shared
+        store, keys = shared.store, claim.expect_fresh
+        if shared.strict or store.peek(claim.intent_key):
+            decision = await self._gates(await store.load(keys), claim)
         else:
             decision = rules.claim(claim, self._offer())
         for _ in range(_TRIES):
@@ -451,26 +453,25 @@ class EffectFence:
             try:
                 answer = await store.swap(decision.change)
             except (asyncio.CancelledError, errors.LedgerUnavailable) as error:
-                in_doubt = getattr(error, "ran", None) is None
-                if in_doubt and type(decision.answer) is rules.Admit:
-                    self._own(self._undo(claim, decision.answer.holder))
-                if isinstance(error, errors.LedgerUnavailable):
-                    error.ran = False  # no ticket was handed out
+                self._doubt(claim, decision.answer, error)
                 raise
             if type(answer) is Applied:
                 return decision.answer, answer
             assert type(answer) is View
-            view = await self._whole(answer, tuple(claim.expect_fresh))
-            decision = await self._gates(view, claim)
+            decision = await self._gates(await self._whole(answer, tuple(keys)), claim)
         raise self._contention()
 
     async def _gates(self, view: View, claim: rules.Claim) -> rules.Decision:
-        opens = (
-            await self._opens(but=claim.intent_key)
-            if self._shared.config.causal == "strict"
-            else ()
-        )
+        opens = await self._opens(but=claim.intent_key) if self._shared.strict else ()
         return rules.prepare(view, claim, self._offer, self._shared.config, opens)
+
+    def _doubt(self, claim: rules.Claim, answer: rules.Answer, error: BaseException) -> None:
+        """A swap that was cut off may have been applied: a claim that nobody holds is undone."""
+        in_doubt = getattr(error, "ran", None) is None
+        if in_doubt and type(answer) is rules.Admit:
+            self._own(self._undo(claim, answer.holder))
+        if isinstance(error, errors.LedgerUnavailable):
+            error.ran = False  # no ticket was handed out
 
     async def _opens(self, but: str = "", *, facts: bool = False) -> list[tuple[str, int]]:
         """(domain key, number) of every open intent, and of its facts. Read after the domain's
@@ -606,7 +607,7 @@ class EffectFence:
 
     def _spoken_for(self, prepared: PreparedEffect) -> tuple[rules.Claim, rules.Holder]:
         """What a returning ticket says; what it claims is compared inside the swap."""
-        if not isinstance(prepared, PreparedEffect):
+        if type(prepared) is not PreparedEffect and not isinstance(prepared, PreparedEffect):
             raise TypeError(f"a PreparedEffect is wanted, not {type(prepared).__name__}")
         self._check_open()
         held = self._shared.held.get(prepared.token)
@@ -762,10 +763,10 @@ class EffectFence:
 
     def _claim(self, request: EffectRequest, *, closing: bool = False) -> rules.Claim:
         """The request as the rules see it, worked out once per request and fence."""
-        if not closing:
-            self._check_usable()
         shared = self._shared
-        if not isinstance(request, EffectRequest):
+        if shared.closing or shared.forks != _forks:
+            self._check_open() if closing else self._check_usable()
+        if type(request) is not EffectRequest and not isinstance(request, EffectRequest):
             raise TypeError(f"an EffectRequest is wanted, not {type(request).__name__}")
         cached = request.__dict__.get("_claim")
         if cached is not None and cached[0] is shared and cached[1] == self._scope:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from effectfence.canonical import check_name, detached, encode
+from effectfence.canonical import check_name, encode
 from effectfence.clock import VectorClock
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
@@ -63,7 +63,7 @@ class EffectRequest(_Frozen):
     agent: Name
     read_set: tuple[ReadSetEntry, ...] = ()
     parent: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
-    known_clock: VectorClock = Field(default_factory=VectorClock)
+    known_clock: VectorClock = Field(default_factory=lambda: VectorClock.trusted({}))
     ignore: tuple[str, ...] = ()
     result_ttl: Annotated[float, Field(gt=0)] | None = None
     on_lease_expiry: OnLeaseExpiry | None = None
@@ -73,8 +73,7 @@ class EffectRequest(_Frozen):
         if self.read_set:
             _check_read_set(self.read_set)
         args = without(self.args, self.ignore) if self.ignore else self.args
-        data = encode(args, max_depth=MAX_DEPTH, name="args")
-        self.__dict__["_args"] = (data, detached(args, data))
+        self.__dict__["_args"] = encode(args, max_depth=MAX_DEPTH, name="args")
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """A validated copy, so that what was derived from the old fields never stays."""

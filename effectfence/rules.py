@@ -74,6 +74,8 @@ from effectfence.stores.contract import (
 
 
 class State(StrEnum):
+    __hash__ = str.__hash__  # the enum's own is Python code, and asked several times a call
+
     ABSENT = "absent"
     IN_FLIGHT = "in_flight"
     EXPIRED = "expired"
@@ -82,6 +84,8 @@ class State(StrEnum):
 
 
 class Verb(StrEnum):
+    __hash__ = str.__hash__
+
     PREPARE = "prepare"
     COMMIT = "commit"
     ABORT = "abort"
@@ -308,7 +312,7 @@ def key(kind: str, name: str, scope: str) -> str:
 
 def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Claim:
     """Work out all that does not depend on the ledger."""
-    args: bytes = request.__dict__["_args"][0]
+    args: bytes = request.__dict__["_args"]
     agent, domain, tool = map(encode_text, (request.agent, request.domain, request.tool))
     domain_key = key("domain", request.domain, scope)
     intent_key = key("intent", request.intent, scope)
@@ -916,7 +920,7 @@ def _certify(
         "domain": request.domain,
         "seq": seq,
         "tool": request.tool,
-        "args": detached(*reversed(request.__dict__["_args"])),
+        "args": decode(request.__dict__["_args"]),
         "result": detached(result.value, result.data),
         "vector_clock": claim.clock.copy(),
         "read_set": request.read_set,
