@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 class Watchers:
     def __init__(self) -> None:
-        self.keys: dict[str, set[asyncio.Future[None]]] = {}
+        self.keys: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def add(self, key: str) -> asyncio.Future[None]:
         """A future of the running loop that is done once `key` was written."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.keys.setdefault(key, set()).add(future)
+        self.keys.setdefault(key, {})[future] = None  # in order: first come, first woken
         return future
 
     def remove(self, key: str, future: asyncio.Future[None]) -> None:
         futures = self.keys.get(key)
         if futures is not None:
-            futures.discard(future)
+            futures.pop(future, None)
             if not futures:
                 del self.keys[key]
 
