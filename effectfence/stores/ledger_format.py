@@ -52,6 +52,8 @@ SECTOR: Final = 512
 
 _LARGEST: Final = 1 << 62
 _HASH: Final = b',"hash":"'
+_BODIES: Final = b'],"bodies":['
+_COMMA, _BRACKET = b",]"
 _CLOSE: Final = b'"}\n'
 _TAIL: Final = 64 + len(_CLOSE)
 _SHORTEST_LINE: Final = len(b'{"n":1') + len(_HASH) + _TAIL
@@ -71,6 +73,8 @@ _PUT = (
     "key", "version", "tag", "stamp", "label", "expires_at", "at", "writer",
     "size", "text", "base64",
 )  # fmt: skip
+_WHOLE = ("key", "version", "tag", "stamp", "label", "at", "writer", "size")
+_WHOLE_EXPIRING = (*_WHOLE[:5], "expires_at", *_WHOLE[5:])
 _BODY_FORMS = ("size", "text", "base64")
 
 
@@ -452,59 +456,65 @@ class Reader:
         tip.lines_left -= 1
 
     def _read_puts(self, puts: Any, bodies: Any, line: bytes, now: float) -> None:
-        """Hand on the records of one line, all or none."""
+        """Hand on the records of one line. One long body on purpose: it runs for every record."""
         if type(puts) is not list or type(bodies) is not list:
             raise _Refused("not a list of records")
-        if any(type(put) is not dict for put in puts):
-            raise _Refused("not a record")
-        shapes, writer, check = self._shapes, self._writer, self._check_body
-        sizes = [put["size"] for put in puts if "size" in put]
-        cuts = _cuts(line, sizes, bodies)
-        cut_of = iter(cuts)
-        value_of = iter(bodies)
-        found: list[tuple[str, Record | None]] = []
+        shapes, writer, check, put_one = self._shapes, self._writer, self._check_body, self._put
+        used = 0
+        cut_at = line.index(_BODIES) + len(_BODIES)
         for put in puts:
+            if type(put) is not dict:
+                raise _Refused("not a record")
             names = tuple(put)
-            if names not in shapes:
-                _check_shape(names)
-                shapes.add(names)
-            get = put.get
-            key = put["key"]
-            if type(key) is not str or not key:
-                raise _Refused("a record without a key")
-            if len(names) == 1:
-                found.append((key, None))
-                continue
-            version = put["version"]
-            tag = get("tag", "")
-            stamp = get("stamp", 0)
-            label = get("label", "")
-            expires_at = get("expires_at", NEVER)
-            at = get("at", now)
-            by = get("writer", writer)
+            size = None
+            if names == _WHOLE_EXPIRING:
+                key, version, tag, stamp, label, expires_at, at, by, size = put.values()
+            elif names == _WHOLE:
+                key, version, tag, stamp, label, at, by, size = put.values()
+                expires_at = NEVER
+            else:
+                if names not in shapes:
+                    _check_shape(names)
+                    shapes.add(names)
+                get = put.get
+                key, version, size = put["key"], get("version"), get("size")
+                tag, stamp, label = get("tag", ""), get("stamp", 0), get("label", "")
+                at, by, expires_at = get("at", now), get("writer", writer), get("expires_at", NEVER)
+                if len(names) == 1:
+                    version = 1
             if not (
-                type(version) is int and type(tag) is str and type(stamp) is int
-                and type(label) is str and type(expires_at) is float and type(at) is float
-                and type(by) is str
+                type(key) is str and type(version) is int and type(tag) is str
+                and type(stamp) is int and type(label) is str and type(expires_at) is float
+                and type(at) is float and type(by) is str
             ):  # fmt: skip
                 raise _Refused(f"a field of {key!r} is of the wrong kind")
-            if not 0 < version <= _LARGEST or not -_LARGEST <= stamp <= _LARGEST:
-                raise _Refused(f"a number of {key!r} is out of range")
-            body = b""
-            if "size" in names:
-                body = next(cut_of)
+            if not key or not 0 < version <= _LARGEST or not -_LARGEST <= stamp <= _LARGEST:
+                raise _Refused(f"a field of {key!r} is out of range")
+            if size is not None:
+                if type(size) is not int or size < 1 or used == len(bodies):
+                    raise _Refused(f"the body of {key!r} is not where it should be")
+                body = line[cut_at : cut_at + size]
+                cut_at += size + 1
+                if line[cut_at - 1] != (_COMMA if used < len(bodies) - 1 else _BRACKET):
+                    raise _Refused(f"the body of {key!r} is not as long as it says")
                 if check is not None:
-                    check(label, next(value_of))
+                    check(label, bodies[used])
+                used += 1
             elif names[-1] in _BODY_FORMS:
                 body = _other_body(put)
                 if check is not None:
                     check(label, _value_of(body))
-            found.append(
-                (key, Record(version, tag, stamp, at, intern(label), body, expires_at, intern(by)))
-            )
-        put_one = self._put
-        for key, record in found:
-            put_one(key, record)
+            else:
+                body = b""
+            if len(names) == 1:
+                put_one(key, None)
+            else:
+                put_one(
+                    key,
+                    Record(version, tag, stamp, at, intern(label), body, expires_at, intern(by)),
+                )
+        if used != len(bodies) or cut_at != len(line) - len(_HASH) - _TAIL + 1 - (not used):
+            raise _Refused("the bodies are not as long as they say")
 
 
 class _Refused(Exception):
@@ -541,29 +551,6 @@ def _bad_line(data: bytes, start: int, end: int) -> str:
     if 0 in data[start:end]:
         return "it holds NUL bytes"
     return "its hash does not match: it, or a line before it, was changed, lost or moved"
-
-
-def _cuts(line: bytes, sizes: list[Any], bodies: list[Any]) -> list[bytes]:
-    """The exact bytes of the bodies, which stand at the end of the line before its hash."""
-    if len(sizes) != len(bodies):
-        raise _Refused("another number of bodies than it says")
-    if not sizes:
-        return []
-    for size in sizes:
-        if type(size) is not int or size < 1:
-            raise _Refused("a body's size is not a count")
-    end = len(line) - len(b"]") - len(_HASH) - _TAIL + 1
-    at = end - sum(sizes) - len(sizes) + 1
-    if at < 0 or line[at - 11 : at] != b',"bodies":[':
-        raise _Refused("the bodies are not as long as it says")
-    cuts = []
-    for size in sizes:
-        cuts.append(line[at : at + size])
-        at += size
-        if at != end and line[at] != 0x2C:
-            raise _Refused("the bodies are not as long as it says")
-        at += 1
-    return cuts
 
 
 def _other_body(put: dict[str, Any]) -> bytes:
