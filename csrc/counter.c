@@ -34,12 +34,24 @@
 #define CAPACITY (FIRST_CHUNK_WORDS * ((UINT64_C(1) << DIRECTORY_SIZE) - 1))
 
 #ifdef EFFECTFENCE_PLANT_RACE
-/* Only for the test that shows that ThreadSanitizer would notice: words as
- * plain numbers, compare-exchange as check-then-act. */
+/* Only for the tests that show that a race would be noticed: words as plain
+ * numbers, compare-exchange as check-then-act, with a pause between the two now
+ * and then so that it goes wrong on a busy machine too. */
+#include <sched.h>
 typedef uint64_t word;
 #define WORD_LOAD(w) (*(w))
-#define WORD_EXCHANGE_IF(w, expected, desired) \
-    (*(w) == *(expected) ? (*(w) = (desired), 1) : (*(expected) = *(w), 0))
+#define WORD_EXCHANGE_IF(w, expected, desired) planted_exchange((w), (expected), (desired))
+static int planted_exchange(word *found, uint64_t *expected, uint64_t desired) {
+    static _Thread_local unsigned calls;
+    uint64_t held = *found;
+    int equal = held == *expected;
+    if (++calls % 64 == 0)
+        sched_yield();
+    if (equal)
+        *found = desired;
+    *expected = held;
+    return equal;
+}
 #else
 typedef _Atomic uint64_t word;
 /* seq_cst: invariant W3. On x86-64 the load is a plain load either way and on
