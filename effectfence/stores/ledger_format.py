@@ -33,9 +33,9 @@ import base64
 import binascii
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise, repeat
 from sys import intern
 from typing import Any, Final
 
@@ -69,13 +69,17 @@ _CHANGE = ("n", "puts", "bodies", "hash")
 _CHANGE_WITH_FLOOR = ("n", "floor", "puts", "bodies", "hash")
 _KEPT = ("kept", "bodies", "hash")
 _SEAM = ("compacted", "line", "hash")
-_PUT = (
-    "key", "version", "tag", "stamp", "label", "expires_at", "at", "writer",
-    "size", "text", "base64",
-)  # fmt: skip
-_WHOLE = ("key", "version", "tag", "stamp", "label", "at", "writer", "size")
-_WHOLE_EXPIRING = (*_WHOLE[:5], "expires_at", *_WHOLE[5:])
+_PUT = ("key", "version", "tag", "stamp", "label", "expires_at", "size", "text", "base64")
 _BODY_FORMS = ("size", "text", "base64")
+_KEPT_PUTS = {
+    ("key", "version", "tag", "stamp", "label", "at", "writer", *expiry, *body)
+    for expiry in ((), ("expires_at",))
+    for body in ((), ("size",), ("text",), ("base64",))
+}
+_TYPES = {
+    "key": str, "version": int, "tag": str, "stamp": int, "label": str, "at": float, "writer": str,
+    "expires_at": float, "size": int, "text": str, "base64": str,
+}  # fmt: skip
 
 
 class Damage(Exception):
@@ -197,31 +201,48 @@ def encode_batch(
     )
 
 
-def encode_kept(records: Iterable[tuple[str, Record]], before: bytes) -> Iterable[bytes]:
-    """Lines of about 64 KiB with these records, chained on to the hash `before`."""
-    puts: list[dict[str, Any]] = []
-    bodies: list[bytes] = []
-    size = 0
+def encode_kept(records: Iterable[tuple[str, Record]], before: bytes) -> Iterator[bytes]:
+    """Lines of about 64 KiB with these records, chained on to the hash `before`.
+
+    The records of one line have the same members: a million of them are read column by column.
+    """
+    groups: dict[tuple[str, ...], _Group] = {}
     for key, record in records:
         put: dict[str, Any] = {
             "key": key, "version": record.version, "tag": record.tag, "stamp": record.stamp,
-            "label": record.label, "expires_at": record.expires_at, "at": record.at,
-            "writer": record.writer,
+            "label": record.label, "at": record.at, "writer": record.writer,
         }  # fmt: skip
-        if record.expires_at == NEVER:
-            del put["expires_at"]
-        if record.body:
-            put["size"] = len(record.body)
-            bodies.append(record.body)
-        puts.append(put)
-        size += 250 + len(record.body)
-        if size >= _KEPT_LINE_BYTES:
-            line, before = seal(before, _with_bodies({"kept": puts}, puts, bodies))
+        if record.expires_at != NEVER:
+            put["expires_at"] = record.expires_at
+        bodies = _place_body(put, record.body) if record.body else []
+        names = tuple(put)
+        group = groups.get(names)
+        if group is None:
+            group = groups[names] = _Group()
+        group.puts.append(put)
+        group.bodies += bodies
+        group.size += 250 + len(record.body)
+        if group.size >= _KEPT_LINE_BYTES:
+            line, before = seal(before, group.content())
             yield line
-            puts, bodies, size = [], [], 0
-    if puts:
-        line, before = seal(before, _with_bodies({"kept": puts}, puts, bodies))
+            del groups[names]
+    for group in groups.values():
+        line, before = seal(before, group.content())
         yield line
+
+
+class _Group:
+    """The records of the next kept line of one shape."""
+
+    __slots__ = ("bodies", "puts", "size")
+
+    def __init__(self) -> None:
+        self.puts: list[dict[str, Any]] = []
+        self.bodies: list[Any] = []
+        self.size = 0
+
+    def content(self) -> bytes:
+        return _content({"kept": self.puts, "bodies": self.bodies})
 
 
 def encode_seam(replaced: bytes, line: int, before: bytes) -> tuple[bytes, bytes]:
@@ -263,7 +284,7 @@ def _with_bodies(line: dict[str, Any], puts: list[dict[str, Any]], bodies: list[
     try:
         line["bodies"] = [orjson.loads(body) for body in bodies]
         text = orjson.dumps(line)
-        same = not bodies or text.endswith(b",".join(bodies) + b"]}")
+        same = not bodies or text.endswith(_BODIES + b",".join(bodies) + b"]}")
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         same = False
     if not same:
@@ -279,22 +300,26 @@ def _plain_bodies(puts: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
     plain: list[Any] = []
     remaining = iter(bodies)
     for put in puts:
-        if "size" not in put:
-            continue
-        body = next(remaining)
-        try:
-            value = orjson.loads(body)
-            if orjson.dumps({"bodies": [value]}) == b'{"bodies":[' + body + b"]}":
-                plain.append(value)
-                continue
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-            pass
-        del put["size"]
-        try:
-            put["text"] = body.decode()
-        except UnicodeDecodeError:
-            put["base64"] = base64.b64encode(body).decode()
+        if "size" in put:
+            del put["size"]
+            plain += _place_body(put, next(remaining))
     return plain
+
+
+def _place_body(put: dict[str, Any], body: bytes) -> list[Any]:
+    """Say in the put where its body stands; its value, if that is among the bodies."""
+    try:
+        value = orjson.loads(body)
+        if orjson.dumps({"bodies": [value]}) == b'{"bodies":[' + body + b"]}":
+            put["size"] = len(body)
+            return [value]
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        pass
+    try:
+        put["text"] = body.decode()
+    except UnicodeDecodeError:
+        put["base64"] = base64.b64encode(body).decode()
+    return []
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -408,9 +433,55 @@ class Reader:
         self._raise_floor(header.floor)
 
     def _read_kept(self, value: dict[str, Any], line: bytes) -> None:
+        """The records of a kept line have the same members, so each member is one column."""
         if self.header is None or not self.header.compacted or self.seam_end:
             raise _Refused("a record of a compaction outside of one")
-        self._read_puts(value["kept"], value["bodies"], line, self.header.anchor.now)
+        puts, bodies = value["kept"], value["bodies"]
+        if type(puts) is not list or type(bodies) is not list or set(map(type, puts)) != {dict}:
+            raise _Refused("not a list of records")
+        shapes = set(map(tuple, puts))
+        names = shapes.pop()
+        if shapes or names not in _KEPT_PUTS:
+            raise _Refused("not the members of a record that was kept")
+        columns = dict(zip(names, zip(*map(dict.values, puts), strict=True), strict=True))
+        for name, column in columns.items():
+            if set(map(type, column)) != {_TYPES[name]}:
+                raise _Refused(f"{name!r} of the wrong kind")
+        keys, versions, stamps = columns["key"], columns["version"], columns["stamp"]
+        if "" in keys or min(versions) < 1 or max(*versions, *map(abs, stamps)) > _LARGEST:
+            raise _Refused("a field is out of range")
+        labels = [intern(label) for label in columns["label"]]
+        found = self._kept_bodies(columns, labels, bodies, line)
+        records = map(
+            Record, versions, columns["tag"], stamps, columns["at"], labels, found,
+            columns.get("expires_at", repeat(NEVER)), map(intern, columns["writer"]),
+        )  # fmt: skip
+        put = self._put
+        for key, record in zip(keys, records, strict=True):
+            put(key, record)
+
+    def _kept_bodies(
+        self, columns: dict[str, Any], labels: list[str], bodies: list[Any], line: bytes
+    ) -> Iterable[bytes]:
+        check, values = self._check_body, bodies
+        found: Iterable[bytes]
+        if "size" in columns:
+            found = _cuts(line, columns["size"])
+            if len(bodies) != len(labels):
+                raise _Refused("another number of bodies than it says")
+        elif bodies:
+            raise _Refused("bodies that belong to nobody")
+        elif "text" in columns:
+            found = [text.encode() for text in columns["text"]]
+            values = [_value_of(body) for body in found] if check else []
+        elif "base64" in columns:
+            found = values = [_unbase64(text) for text in columns["base64"]]
+        else:
+            return repeat(b"")
+        if check is not None:
+            for label, value in zip(labels, values, strict=True):
+                check(label, value)
+        return found
 
     def _read_seam(self, value: dict[str, Any], end: int) -> None:
         if self.header is None or not self.header.compacted or self.seam_end:
@@ -466,26 +537,16 @@ class Reader:
             if type(put) is not dict:
                 raise _Refused("not a record")
             names = tuple(put)
-            size = None
-            if names == _WHOLE_EXPIRING:
-                key, version, tag, stamp, label, expires_at, at, by, size = put.values()
-            elif names == _WHOLE:
-                key, version, tag, stamp, label, at, by, size = put.values()
-                expires_at = NEVER
-            else:
-                if names not in shapes:
-                    _check_shape(names)
-                    shapes.add(names)
-                get = put.get
-                key, version, size = put["key"], get("version"), get("size")
-                tag, stamp, label = get("tag", ""), get("stamp", 0), get("label", "")
-                at, by, expires_at = get("at", now), get("writer", writer), get("expires_at", NEVER)
-                if len(names) == 1:
-                    version = 1
+            if names not in shapes:
+                _check_shape(names)
+                shapes.add(names)
+            get = put.get
+            key, version, size = put["key"], get("version", 1), get("size")
+            tag, stamp, label = get("tag", ""), get("stamp", 0), get("label", "")
+            expires_at = get("expires_at", NEVER)
             if not (
                 type(key) is str and type(version) is int and type(tag) is str
                 and type(stamp) is int and type(label) is str and type(expires_at) is float
-                and type(at) is float and type(by) is str
             ):  # fmt: skip
                 raise _Refused(f"a field of {key!r} is of the wrong kind")
             if not key or not 0 < version <= _LARGEST or not -_LARGEST <= stamp <= _LARGEST:
@@ -511,7 +572,7 @@ class Reader:
             else:
                 put_one(
                     key,
-                    Record(version, tag, stamp, at, intern(label), body, expires_at, intern(by)),
+                    Record(version, tag, stamp, now, intern(label), body, expires_at, writer),
                 )
         if used != len(bodies) or cut_at != len(line) - len(_HASH) - _TAIL + 1 - (not used):
             raise _Refused("the bodies are not as long as they say")
@@ -553,12 +614,28 @@ def _bad_line(data: bytes, start: int, end: int) -> str:
     return "its hash does not match: it, or a line before it, was changed, lost or moved"
 
 
+def _cuts(line: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """The exact bytes of the bodies, which stand at the end of the line before its hash."""
+    if min(sizes) < 1:
+        raise _Refused("a body without a size")
+    at = line.index(_BODIES) + len(_BODIES)
+    starts = list(accumulate(sizes, lambda at, size: at + size + 1, initial=at))
+    cuts = [line[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    last = starts.pop()
+    separators = {line[start - 1] for start in starts[1:]}
+    if last != len(line) - len(_HASH) - _TAIL + 1 or not separators <= {_COMMA}:
+        raise _Refused("the bodies are not as long as they say")
+    return cuts
+
+
 def _other_body(put: dict[str, Any]) -> bytes:
     text = put.get("text")
-    if text is not None:
-        return _text(text).encode()
+    return _text(text).encode() if text is not None else _unbase64(_text(put["base64"]))
+
+
+def _unbase64(text: str) -> bytes:
     try:
-        return base64.b64decode(_text(put["base64"]), validate=True)
+        return base64.b64decode(text, validate=True)
     except binascii.Error:
         raise _Refused("not base64") from None
 
