@@ -30,6 +30,7 @@ Why it is safe
    that the ticket says. A seal is used by one attempt only and a state is entered once by each
    seal, so a tag never comes back: comparing tags is immune to prepare, clear, prepare (ABA).
    A heartbeat keeps the tag and bumps the version, so a decision taken upon a view compares both.
+   Done names its certificate too: whoever sends a commit again finds out whether it was its own.
 2. Numbers. An intent's `stamp` is the new version of its domain, copied inside the swap: nobody
    ever writes a number that another could have taken.
 3. Heads. A domain's head only moves up (`newer`), so certificates may arrive in any order.
@@ -828,7 +829,7 @@ def _lost(
     """
     if record is None:
         return errors.LeaseLost(intent=claim.intent, reason="nothing is recorded for it any more")
-    same_seal = hmac.compare_digest(record.tag[2:], holder.seal)
+    same_seal = hmac.compare_digest(_seal_of(record), holder.seal)
     if same_seal and record.stamp == seq and record.label != CLEARED:
         return None
     if record.label == CLEARED and same_seal:
@@ -906,7 +907,7 @@ def _certify(
     change = _done_change(
         claim.intent_key,
         claim.domain_key,
-        holder.seal,
+        f"d:{holder.seal}:{cert_hash[:16]}",
         seq,
         body,
         head,
@@ -933,7 +934,7 @@ def _certify(
 def _done_change(
     intent_key: str,
     domain_key: str,
-    seal_: str,
+    tag: str,
     seq: int,
     body: bytes,
     head: bytes,
@@ -943,7 +944,7 @@ def _done_change(
     return Change(
         expect,
         (
-            Put(intent_key, tag="d:" + seal_, label=DONE, body=body, expires_in=result_seconds),
+            Put(intent_key, tag=tag, label=DONE, body=body, expires_in=result_seconds),
             Put(domain_key, stamp=seq, label=DOMAIN, body=head, bump=False, newer=True),
         ),
     )
@@ -993,7 +994,7 @@ def settle(
     change = _done_change(
         intent_key,
         key("domain", request["domain"], scope),
-        record.tag[2:],
+        f"d:{_seal_of(record)}:{cert_hash[:16]}",
         record.stamp,
         done,
         head,
@@ -1038,7 +1039,7 @@ def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceCon
     said = _word("clear", intent, record.stamp, word, config)
     put = Put(
         intent_key,
-        tag="c:" + record.tag[2:],
+        tag="c:" + _seal_of(record),
         label=CLEARED,
         body=cleared,
         expires_in=config.history_ttl,
@@ -1158,7 +1159,7 @@ def _fence_off(
     unknown = encode({**body, "state": "unknown", "reason": reason, **more}, max_depth=INNER_DEPTH)
     put = Put(
         intent_key,
-        tag="u:" + record.tag[2:],
+        tag="u:" + _seal_of(record),
         body=unknown,
         expires_in=NEVER if config.unknown_ttl is None else config.unknown_ttl,
     )
@@ -1195,6 +1196,10 @@ def _refuse(error: errors.FenceError) -> Decision:
 
 def _as_seen(record: Record | None) -> Expect:
     return ABSENT if record is None else Expect(version=record.version, tag=record.tag)
+
+
+def _seal_of(record: Record) -> str:
+    return record.tag[2:66]
 
 
 def _version(record: Record | None) -> int:

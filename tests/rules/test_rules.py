@@ -212,7 +212,7 @@ def outcome(case: Case, answer: rules.Answer, words_before: int) -> Outcome:
     return Outcome(
         told(answer),
         case.world.stands(),
-        "the same" if record is None or record.tag[2:] == case.holder.seal else "another",
+        "the same" if record is None or record.tag[2:66] == case.holder.seal else "another",
         words[0]["word"] if words else None,
     )
 
