@@ -109,6 +109,10 @@ class _Close(_Operation):
     __slots__ = ()
 
 
+_Undo = list[tuple[str, Record | None]]
+"""What stood under the keys of a batch before it."""
+
+
 def _named(change: Change) -> dict[str, None]:
     """Every key of a change, expected or put."""
     keys = dict.fromkeys(change.expect)
@@ -329,24 +333,22 @@ class FileStore:
         return operations
 
     def _serve(self, operations: list[_Operation]) -> None:
-        unanswered = operations
+        left = operations
         try:
-            answered, unanswered = self._answer_from_durable(operations)
+            answered, left = self._answer_from_durable(operations)
             _deliver(answered)
-            if unanswered:
-                self._answer_under_lock(unanswered)
-                answered, unanswered = unanswered, []
-                for operation in answered:
-                    if type(operation) is _Compact and operation.error is None:
-                        unanswered.append(operation)
-                if unanswered or self._file.wants_compaction():
-                    self._compact(unanswered)
+            if left:
+                answered = self._answer_under_lock(left)
+                left = [operation for operation in left if type(operation) is _Compact]
                 _deliver(answered)
+                if left or self._file.wants_compaction():
+                    self._compact(left)
+                    _deliver(left)
         except BaseException as error:
             lost = error if isinstance(error, Lost) else self._broken(error)
-            for operation in unanswered:
+            for operation in left:
                 operation.error = lost.make(lost.ran)
-            _deliver(operations)
+            _deliver(left)
             raise lost from error
 
     def _broken(self, error: BaseException) -> Lost:
@@ -416,62 +418,71 @@ class FileStore:
 
     # Under the lock -------------------------------------------------------------------------------
 
-    def _answer_under_lock(self, operations: list[_Operation]) -> None:
+    def _answer_under_lock(self, operations: list[_Operation]) -> list[_Operation]:
+        """Decide, write, sync; who has an answer now (not who goes on waiting)."""
         file = self._file
         with file.held():
             now = file.clock.now()
-            undo: list[tuple[str, Record | None]] = []
             floor = file.table.floor
-            contents: list[bytes] = []
-            for operation in operations:
-                if type(operation) is not _Swap:
-                    self._decide(operation, now)
-                elif file.table.holds(operation.asked, now):
-                    self._write(operation, now, contents, undo)
-                else:
-                    operation.answer = self._view(_named(operation.asked), now)
+            answered, contents, undo = self._decide(operations, now)
             if contents:
                 try:
                     file.append(contents, now)
                 except NotWritten as error:
                     self._take_back(undo, floor)
-                    for operation in operations:
+                    for operation in answered:
                         operation.error = self._unavailable(str(error))
-                    return
+                    return answered
         if self._watched and undo:
             self._wake({key for key, _ in undo})
+        return answered
 
-    def _decide(self, operation: _Operation, now: float) -> None:
+    def _decide(
+        self, operations: list[_Operation], now: float
+    ) -> tuple[list[_Operation], list[bytes], _Undo]:
+        """Carry out the batch in the table: who is answered, its lines, what stood before."""
+        table, own = self._file.table, self._file.holder.id
+        records, n = table.records, self._file.tip.n
+        answered: list[_Operation] = []
+        contents: list[bytes] = []
+        undo: _Undo = []
+        for operation in operations:
+            if type(operation) is not _Swap:
+                if self._is_answered_now(operation, now):
+                    answered.append(operation)
+                continue
+            answered.append(operation)
+            change = operation.asked
+            if not table.holds(change, now):
+                operation.answer = self._view(_named(change), now)
+                continue
+            floor, done = table.floor, len(undo)
+            for put in change.puts:
+                undo.append((put.key, records.get(put.key)))
+            try:
+                written = table.write(change, now, own)
+                if written:
+                    moved = None if table.floor == floor else table.floor
+                    contents.append(encode_change(n + len(contents) + 1, written, moved))
+            except Exception as error:  # an impossible change is its caller's fault alone
+                self._take_back(undo[done:], floor)
+                del undo[done:]
+                operation.error = error
+                continue
+            operation.answer = Applied(now, written)
+        return answered, contents, undo
+
+    def _is_answered_now(self, operation: _Operation, now: float) -> bool:
         if type(operation) is _Purge:
             operation.answer = self._file.table.drop_expired(now, operation.asked)
-        elif not self._is_answered(operation, now) and type(operation) is _Watch:
+            return True
+        if self._is_answered(operation, now):
+            return True
+        if type(operation) is _Watch:
             self._watch(operation)
+        return False
 
-    def _write(
-        self,
-        operation: _Swap,
-        now: float,
-        contents: list[bytes],
-        undo: list[tuple[str, Record | None]],
-    ) -> None:
-        file, change = self._file, operation.asked
-        table = file.table
-        floor, records = table.floor, table.records
-        before = [(put.key, records.get(put.key)) for put in change.puts]
-        try:
-            written = table.write(change, now, file.holder.id)
-            if written:
-                n = file.tip.n + len(contents) + 1
-                moved = table.floor if table.floor != floor else None
-                contents.append(encode_change(n, written, moved))
-        except Exception as error:  # an impossible change is its caller's fault alone
-            self._take_back(before, floor)
-            operation.error = error
-            return
-        undo += before
-        operation.answer = Applied(now, written)
-
-    def _take_back(self, before: Sequence[tuple[str, Record | None]], floor: int) -> None:
+    def _take_back(self, before: _Undo, floor: int) -> None:
         table = self._file.table
         for key, record in reversed(before):
             table.put(key, record)

@@ -486,3 +486,14 @@ async def test_the_file_does_what_memory_does(
                 assert listed[0] == listed[1]
     finally:
         await file.aclose()
+
+
+async def test_a_waiter_asked_for_behind_a_write_waits_for_the_next_one(store: Store) -> None:
+    wrote = asyncio.create_task(store.swap(write(Put("a", tag="t"))))  # type: ignore[arg-type]
+    waiter = asyncio.create_task(store.changed("a", "t", 60.0))
+    await wrote
+    await store.load(["a"])
+    await asyncio.sleep(0.05)
+    assert not waiter.done()
+    await store.swap(write(Put("a", tag="u")))
+    await asyncio.wait_for(waiter, 10)
