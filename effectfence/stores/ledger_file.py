@@ -45,6 +45,7 @@ from effectfence.stores.machine import (
     Unsuitable,
     check_file,
     check_folder,
+    check_regular,
     close_file,
     explain,
     make_folder,
@@ -705,37 +706,49 @@ def verify(path: str, check_body: CheckBody | None = None) -> Summary:
         else:
             alive[key] = None
 
+    mark, descriptor = _open_to_look(path)
     try:
-        mark = read_mark(path)
-        descriptor = open_file(path, os.O_RDONLY)
-    except OSError as error:
-        raise LedgerUnavailable(ledger=path, reason=explain(path, error), ran=False) from error
-    try:
+        check_regular(path, descriptor)
         reader = form.Reader(put, lambda floor: None, check_body)
         torn = _verify(path, descriptor, reader, mark)
+    except Unsuitable as error:
+        raise LedgerUnavailable(ledger=path, reason=str(error), ran=False) from None
     finally:
         close_file(descriptor)
-    assert reader.header is not None
-    return Summary(
-        path,
-        reader.header.epoch,
-        reader.tip.line,
-        reader.tip.n,
-        len(alive),
-        reader.tip.offset,
-        torn,
-    )
+    tip, header = reader.tip, reader.header
+    assert header is not None
+    return Summary(path, header.epoch, tip.line, tip.n, len(alive), tip.offset, torn)
+
+
+def _open_to_look(path: str) -> tuple[Mark | None, int]:
+    """The mark and the file that it speaks of, unless a compaction keeps coming between."""
+    for _ in range(3):
+        mark = read_mark(path)
+        try:
+            descriptor = open_file(path, os.O_RDONLY)
+        except OSError as error:
+            raise LedgerUnavailable(ledger=path, reason=explain(path, error), ran=False) from error
+        if mark is None or mark.inode == os.fstat(descriptor).st_ino:
+            break
+        close_file(descriptor)
+    else:
+        descriptor = open_file(path, os.O_RDONLY)
+    return mark, descriptor
 
 
 def _verify(path: str, descriptor: int, reader: form.Reader, mark: Mark | None) -> int:
+    """How many bytes at the end are nobody's acknowledgement."""
     found = os.fstat(descriptor)
     size = end = found.st_size
     ours = mark is not None and mark.inode == found.st_ino
     if mark is not None and ours and mark.boot == boot_digest(Machine().boot()):
         end = min(size, mark.durable)  # behind it others may be writing right now
     damage = read_to(reader, descriptor, end)
-    tip = reader.tip
-    lost = mark is not None and ours and tip.offset < mark.durable
+    tip, header = reader.tip, reader.header
+    lost = mark is not None and (
+        (ours and tip.offset < mark.durable)
+        or (header is not None and bytes.fromhex(header.epoch) == mark.epoch and tip.n < mark.n)
+    )
     if lost and damage is None:
         damage = form.Damage(tip.line + 1, tip.offset, "acknowledged records are missing")
     tail = os.pread(descriptor, end - tip.offset, tip.offset)

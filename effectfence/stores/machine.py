@@ -104,7 +104,7 @@ def open_file(path: str, flags: int) -> int:
     With `O_CREAT` a file that is missing is made, 0600 whatever the umask says; one that is there
     is left as it is.
     """
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # a pipe keeps nobody
     if not flags & os.O_CREAT:
         return _registered(path, flags)
     while True:
@@ -207,14 +207,20 @@ def check_folder(path: str) -> None:
         raise Unsuitable(f"{path} belongs to another user (uid {found.st_uid})")
 
 
-def check_file(path: str, descriptor: int, *, ours: bool = True) -> None:
-    """`Unsuitable` unless this open file is a regular file of ours alone."""
+def check_regular(path: str, descriptor: int) -> os.stat_result:
+    """`Unsuitable` unless this open file is a regular file."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise Unsuitable(f"{path} is not a regular file")
+    return found
+
+
+def check_file(path: str, descriptor: int) -> None:
+    """`Unsuitable` unless this open file is a regular file of ours alone."""
+    found = check_regular(path, descriptor)
     if found.st_nlink > 1:
         raise Unsuitable(f"{path} has {found.st_nlink} hard links; a ledger has one name")
-    if ours and found.st_uid != os.geteuid():
+    if found.st_uid != os.geteuid():
         raise Unsuitable(f"{path} belongs to another user (uid {found.st_uid})")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unsuitable(f"others may write to {path}; mend it with `chmod 600 {path}`")

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effectfence.errors import LedgerCorrupt
+from effectfence.errors import LedgerCorrupt, LedgerUnavailable
 from effectfence.stores import ledger_format as form
 from effectfence.stores.file import FileStore, verify
 from effectfence.stores.ledger_format import Damage, Reader
@@ -392,3 +394,20 @@ async def test_verify_tells_where_a_ledger_is_damaged(ledger: Path) -> None:
     with pytest.raises(LedgerCorrupt) as caught:
         verify(str(ledger))
     assert caught.value.offset <= len(data) // 2
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.symlink_to(path.with_name("other")),
+        lambda path: os.mkfifo(path, 0o600),
+        lambda path: path.mkdir(),
+        lambda path: None,
+    ],
+)
+def test_verify_reads_regular_files_only(ledger: Path, harm: Callable[[Path], None]) -> None:
+    ledger.parent.mkdir(mode=0o700)
+    harm(ledger)
+    with pytest.raises(LedgerUnavailable) as caught:
+        verify(str(ledger))
+    assert caught.value.ran is False
