@@ -277,6 +277,43 @@ def test_hostile_lines_with_right_hashes_are_refused(data: bytes) -> None:
             read(chained(lines))
 
 
+def test_a_line_that_is_not_its_own_echo_is_refused(data: bytes) -> None:
+    """Doubled members, white space, odd escapes, numbers beyond 64 bits: in a body too."""
+    good: list[Any] = unchained(data)
+    at = len(good) - 1
+    body, text = b'{"of":"c2"}', orjson.dumps(good[-1])
+    put = orjson.dumps(good[-1]["puts"][0])
+    bodies = [
+        b'{"of":1,"of":1}',
+        b'{"of": 1}',
+        b'"\\u0041"',
+        b"[1e5]",
+        b"[-0]",
+        b"[" + b"9" * 25 + b"]",
+    ]
+    lines = [
+        text.replace(put, put.replace(b'"size":11', b'"size":%d' % len(odd))).replace(body, odd)
+        for odd in bodies
+    ]
+    lines.append(text.replace(b'"puts":', b'"puts": '))
+    lines.append(text.replace(b'{"n":', b'{"n":1,"n":'))
+    lines.append(text.replace(b'"key":', b'"key":"x","key":'))
+    read(chained([*good[:at], text]))
+    for line in lines:
+        assert line != text
+        opener = dict(good[opener_of(good)])
+        opener["bytes"] += len(line) - len(text)
+        odd = [*good[:at], line]
+        odd[opener_of(good)] = opener
+        with pytest.raises(Damage, match="form in which it was written"):
+            read(chained(odd))
+
+
+def opener_of(lines: list[Any]) -> int:
+    """The index of the last batch's opener."""
+    return max(i for i, line in enumerate(lines) if "batch" in line)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
