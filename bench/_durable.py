@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._measure import RESULT, arguments, request
-from effectfence import EffectFence, Fresh, rules
+from effectfence import EffectFence, Fresh, records
 from effectfence.stores.file import FileStore
 from effectfence.stores.machine import Machine
 
@@ -38,7 +38,7 @@ class CarelessMachine(Machine):
 
 @asynccontextmanager
 async def file_fence(path: Path, machine: Machine | None = None) -> Any:
-    store = await FileStore.open(path, machine=machine, check_body=rules.check_body)
+    store = await FileStore.open(path, machine=machine, check_body=records.check_body)
     fence = EffectFence(store=store)
     try:
         yield fence

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from bench._durable import CarelessMachine, each, file_fence, pair_on
 from bench._measure import Row, main, say, scratch
-from effectfence import rules
+from effectfence import records
 from effectfence.stores import ledger_file
 from effectfence.stores.file import FileStore
 
@@ -72,7 +72,7 @@ async def _grow(path: Path, count: int) -> None:
 
 
 async def _compact(path: Path) -> None:
-    store = await FileStore.open(path, check_body=rules.check_body)
+    store = await FileStore.open(path, check_body=records.check_body)
     await store.compact()
     await store.aclose()
 
@@ -86,7 +86,7 @@ def _opened(path: Path) -> dict[str, float]:
 
 async def _open(path: str) -> dict[str, float]:
     begun = time.perf_counter()
-    store = await FileStore.open(path, check_body=rules.check_body)
+    store = await FileStore.open(path, check_body=records.check_body)
     taken = time.perf_counter() - begun
     rss = _resident_bytes()
     await store.aclose()

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-from effectfence import doctor, rules
+from effectfence import doctor, records
 from effectfence.canonical import strict_decode
 from effectfence.errors import FenceError, LedgerUnavailable
 from effectfence.fence import EffectFence
@@ -101,7 +101,7 @@ def _reader_left() -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     path = _existing(_names(options))
-    summary = verify(path, rules.check_body)
+    summary = verify(path, records.check_body)
     if options.json:
         _print_json({"whole": True, **{name: getattr(summary, name) for name in _SUMMARY}})
         return 0
@@ -186,7 +186,7 @@ async def _clear(options: argparse.Namespace) -> int:
 
 async def _compact(options: argparse.Namespace) -> int:
     path = _existing(_names(options))
-    store = await FileStore.open(path, check_body=rules.check_body)
+    store = await FileStore.open(path, check_body=records.check_body)
     before = _size(path)
     try:
         await store.compact()

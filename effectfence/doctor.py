@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from effectfence import _native, rules
+from effectfence import _native, records
 from effectfence.errors import LedgerCorrupt, LedgerUnavailable
 from effectfence.stores import machine
 from effectfence.stores.file import verify
@@ -180,7 +180,7 @@ def _file_findings(path: str, found: os.stat_result, facts: dict[str, str]) -> I
 
 def _content_findings(path: str, facts: dict[str, str]) -> Iterator[Finding]:
     try:
-        summary = verify(path, rules.check_body)
+        summary = verify(path, records.check_body)
     except (LedgerCorrupt, LedgerUnavailable) as error:
         yield Finding(str(error), f"effectfence ledger verify {path}", broken=True)
         return

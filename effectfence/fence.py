@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
-from effectfence import errors, rules
+from effectfence import claims, errors, records, rules
 from effectfence.canonical import MAX_NAME_BYTES, Unencodable, check_name, encode
 from effectfence.clock import VectorClock
 from effectfence.effects import Effect, Fencing, run_effect
@@ -77,8 +77,8 @@ os.register_at_fork(after_in_child=_after_fork)
 @dataclass(slots=True, eq=False)
 class Held:
     prepared: PreparedEffect
-    claim: rules.Claim
-    holder: rules.Holder
+    claim: claims.Claim
+    holder: claims.Holder
     scope: str
 
 
@@ -314,7 +314,7 @@ class EffectFence:
         heads: dict[str, Head | None] = {}
         for domain, key in keys.items():
             record = view.records[key]
-            head = rules.head_of(record)
+            head = records.head_of(record)
             if record is None or head is None:
                 heads[domain] = None
                 continue
@@ -338,8 +338,8 @@ class EffectFence:
     async def intents(self, state: str | None = None) -> AsyncIterator[IntentRecord]:
         """Every recorded intent of this scope, or those in one state (`in_flight`, `expired`,
         `unknown`, `done`, `cleared`)."""
-        labels = {"done": (rules.DONE,), "cleared": (rules.CLEARED,)}.get(
-            state or "", (rules.OPEN,) if state else (rules.OPEN, rules.CLEARED, rules.DONE)
+        labels = {"done": (records.DONE,), "cleared": (records.CLEARED,)}.get(
+            state or "", (records.OPEN,) if state else (records.OPEN, records.CLEARED, records.DONE)
         )
         if state not in (None, "in_flight", "expired", "unknown", "done", "cleared"):
             raise ValueError(f"no such state: {state!r}")
@@ -403,11 +403,11 @@ class EffectFence:
 
     async def intent_count(self) -> int:
         """How many intents are recorded, in all scopes."""
-        return await self._count(rules.OPEN, rules.DONE, rules.CLEARED)
+        return await self._count(records.OPEN, records.DONE, records.CLEARED)
 
     async def domain_count(self) -> int:
         """How many domains are known, in all scopes."""
-        return await self._count(rules.DOMAIN)
+        return await self._count(records.DOMAIN)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class EffectFence:
 
     # --- admission --------------------------------------------------------------------------------
 
-    async def _admit(self, claim: rules.Claim) -> tuple[rules.Answer, Applied | None]:
+    async def _admit(self, claim: claims.Claim) -> tuple[rules.Answer, Applied | None]:
         shared = self._shared
         store, keys = shared.store, claim.expect_fresh
         if shared.strict or store.peek(claim.intent_key):
@@ -461,11 +461,11 @@ class EffectFence:
             decision = await self._gates(await self._whole(answer, tuple(keys)), claim)
         raise self._contention()
 
-    async def _gates(self, view: View, claim: rules.Claim) -> rules.Decision:
+    async def _gates(self, view: View, claim: claims.Claim) -> rules.Decision:
         opens = await self._opens(but=claim.intent_key) if self._shared.strict else ()
         return rules.prepare(view, claim, self._offer, self._shared.config, opens)
 
-    def _doubt(self, claim: rules.Claim, answer: rules.Answer, error: BaseException) -> None:
+    def _doubt(self, claim: claims.Claim, answer: rules.Answer, error: BaseException) -> None:
         """A swap that was cut off may have been applied: a claim that nobody holds is undone."""
         in_doubt = getattr(error, "ran", None) is None
         if in_doubt and type(answer) is rules.Admit:
@@ -477,15 +477,15 @@ class EffectFence:
         """(domain key, number) of every open intent, and of its facts. Read after the domain's
         version, which is then pinned: whatever opens later moves it."""
         found = []
-        async for view in self._shared.store.scan(rules.OPEN):
+        async for view in self._shared.store.scan(records.OPEN):
             for key, record in view.records.items():
                 if record is not None and key != but:
-                    found.append(rules.open_number(record, key))
-                    found.extend(rules.open_facts(record, key) if facts else ())
+                    found.append(records.open_number(record, key))
+                    found.extend(records.open_facts(record, key) if facts else ())
         return found
 
     async def _wait(
-        self, claim: rules.Claim, answer: rules.Answer, seconds: float
+        self, claim: claims.Claim, answer: rules.Answer, seconds: float
     ) -> tuple[rules.Answer, Applied | None]:
         """Wait for the outcome of what is in flight; whoever finds it free then, claims it."""
         deadline = time.monotonic() + seconds
@@ -502,7 +502,7 @@ class EffectFence:
 
     def _admission(
         self,
-        claim: rules.Claim,
+        claim: claims.Claim,
         answer: rules.Answer,
         applied: Applied | None,
     ) -> Admission:
@@ -512,7 +512,7 @@ class EffectFence:
             record = applied.records[claim.intent_key]
             assert record is not None
             holder = answer.holder
-            prepared = rules.ticket_of(claim, holder, record.stamp)
+            prepared = claims.ticket_of(claim, holder, record.stamp)
             shared.held[holder.token] = Held(prepared, claim, holder, self._scope)
             shared.count("admitted")
             return Fresh(prepared)
@@ -523,7 +523,7 @@ class EffectFence:
         shared.count(_COUNTER_OF[type(answer.error)])
         raise answer.error
 
-    async def _undo(self, claim: rules.Claim, holder: rules.Holder) -> None:
+    async def _undo(self, claim: claims.Claim, holder: claims.Holder) -> None:
         """Release a claim whose ticket nobody got."""
 
         def undo(view: View) -> rules.Decision:
@@ -539,10 +539,10 @@ class EffectFence:
 
     async def _commit(
         self,
-        claim: rules.Claim,
-        holder: rules.Holder,
+        claim: claims.Claim,
+        holder: claims.Holder,
         prepared: PreparedEffect,
-        content: rules.Result,
+        content: claims.Result,
     ) -> EffectCert:
         for delay in (*_COMMIT_RETRY_SECONDS, None):
             try:
@@ -561,7 +561,7 @@ class EffectFence:
         _raise(answer)
 
     async def _try_commit(
-        self, claim: rules.Claim, holder: rules.Holder, seq: int, content: rules.Result
+        self, claim: claims.Claim, holder: claims.Holder, seq: int, content: claims.Result
     ) -> tuple[rules.Answer, Applied | View]:
         hopeful = rules.seal(claim, holder, seq, content)
         assert hopeful.change is not None
@@ -576,7 +576,9 @@ class EffectFence:
         return await self._decide(tuple(claim.expect_fresh), certify, answer)
 
     def _abort_rule(self, reason: str) -> Reporting:
-        def rule(view: View, claim: rules.Claim, holder: rules.Holder, seq: int) -> rules.Decision:
+        def rule(
+            view: View, claim: claims.Claim, holder: claims.Holder, seq: int
+        ) -> rules.Decision:
             return rules.abort(view, claim, holder, seq, _clip(reason), self.config)
 
         return rule
@@ -584,13 +586,15 @@ class EffectFence:
     def _release_rule(self, reason: str) -> Reporting:
         word = f"history/{os.urandom(16).hex()}"
 
-        def rule(view: View, claim: rules.Claim, holder: rules.Holder, seq: int) -> rules.Decision:
+        def rule(
+            view: View, claim: claims.Claim, holder: claims.Holder, seq: int
+        ) -> rules.Decision:
             return rules.release(view, claim, holder, seq, _clip(reason), self.config, word)
 
         return rule
 
     async def _report(
-        self, claim: rules.Claim, holder: rules.Holder, seq: int, rule: Reporting
+        self, claim: claims.Claim, holder: claims.Holder, seq: int, rule: Reporting
     ) -> None:
         def decide(view: View) -> rules.Decision:
             return rule(view, claim, holder, seq)
@@ -605,7 +609,7 @@ class EffectFence:
         if type(answer) is not rules.Said:
             _raise(answer)
 
-    def _spoken_for(self, prepared: PreparedEffect) -> tuple[rules.Claim, rules.Holder]:
+    def _spoken_for(self, prepared: PreparedEffect) -> tuple[claims.Claim, claims.Holder]:
         """What a returning ticket says; what it claims is compared inside the swap."""
         if type(prepared) is not PreparedEffect and not isinstance(prepared, PreparedEffect):
             raise TypeError(f"a PreparedEffect is wanted, not {type(prepared).__name__}")
@@ -618,7 +622,7 @@ class EffectFence:
         claim = self._claim(prepared.request, closing=True)
         if prepared.vector_clock != claim.clock:
             raise errors.InvalidTicket(intent=prepared.intent, reason="its clock was altered")
-        holder = rules.holder_of(
+        holder = claims.holder_of(
             claim,
             attempt=prepared.attempt,
             token=prepared.token,
@@ -627,17 +631,17 @@ class EffectFence:
         )
         return claim, holder
 
-    def _result(self, claim: rules.Claim, result: Any) -> rules.Result:
+    def _result(self, claim: claims.Claim, result: Any) -> claims.Result:
         limit = self.config.max_record_bytes
         try:
             content = encode(result, max_depth=MAX_DEPTH, name="result")
         except Unencodable as error:
             _log.warning("result of %r is not recorded: %s", claim.intent, error)
-            return rules.unrecorded(str(error))
+            return records.unrecorded(str(error))
         if len(content) > limit:
             _log.warning("result of %r is not recorded: %d bytes", claim.intent, len(content))
-            return rules.unrecorded(f"result has {len(content)} bytes, at most {limit}")
-        return rules.Result(content, result)
+            return records.unrecorded(f"result has {len(content)} bytes, at most {limit}")
+        return claims.Result(content, result)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -731,7 +735,7 @@ class EffectFence:
             except asyncio.CancelledError:
                 continue
 
-    def _let_go(self, holder: rules.Holder) -> None:
+    def _let_go(self, holder: claims.Holder) -> None:
         held = self._shared.held.get(holder.token)
         if held is not None and held.holder.seal == holder.seal:
             self._shared.held.pop(holder.token, None)
@@ -761,7 +765,7 @@ class EffectFence:
 
     # --- small pieces -----------------------------------------------------------------------------
 
-    def _claim(self, request: EffectRequest, *, closing: bool = False) -> rules.Claim:
+    def _claim(self, request: EffectRequest, *, closing: bool = False) -> claims.Claim:
         """The request as the rules see it, worked out once per request and fence."""
         shared = self._shared
         if shared.closing or shared.forks != _forks:
@@ -770,11 +774,11 @@ class EffectFence:
             raise TypeError(f"an EffectRequest is wanted, not {type(request).__name__}")
         cached = request.__dict__.get("_claim")
         if cached is not None and cached[0] is shared and cached[1] == self._scope:
-            claim: rules.Claim = cached[2]
+            claim: claims.Claim = cached[2]
             return claim
         if request.result_ttl is not None and not closing:
             shared.config.check_lifetime(request.result_ttl)
-        claim = rules.claim_of(request, shared.config, self._scope)
+        claim = claims.claim_of(request, shared.config, self._scope)
         size = len(claim.before_result) + len(claim.after_seq)
         if size > shared.config.max_record_bytes and not closing:
             raise ValueError(
@@ -784,9 +788,9 @@ class EffectFence:
         request.__dict__["_claim"] = (shared, self._scope, claim)
         return claim
 
-    def _offer(self) -> rules.Offer:
+    def _offer(self) -> claims.Offer:
         noise = os.urandom(32).hex()
-        return rules.Offer(
+        return claims.Offer(
             self._shared.store.epoch + noise[:32], noise[32:], time.time_ns() // 1_000_000
         )
 
@@ -806,13 +810,13 @@ class EffectFence:
             raise errors.LedgerUnavailable(ledger=shared.store.name, reason="it is closed")
 
     def _intent_key(self, intent: str) -> str:
-        return rules.key("intent", intent, self._scope)
+        return claims.key("intent", intent, self._scope)
 
     def _domain_key(self, domain: str) -> str:
-        return rules.key("domain", check_name(domain, what="domain"), self._scope)
+        return claims.key("domain", check_name(domain, what="domain"), self._scope)
 
 
-Reporting = Callable[[View, rules.Claim, rules.Holder, int], rules.Decision]
+Reporting = Callable[[View, claims.Claim, claims.Holder, int], rules.Decision]
 
 
 class Opening:
@@ -860,7 +864,7 @@ class Opening:
         from effectfence.stores.file import FileStore
 
         return await FileStore.open(
-            ledger, check_body=rules.check_body, accept_rollback=self._accept_rollback
+            ledger, check_body=records.check_body, accept_rollback=self._accept_rollback
         )
 
 
@@ -902,6 +906,6 @@ def _clip(reason: str) -> str:
     return kept or "no reason given"
 
 
-def _word_of(by: str, reason: str, force: bool) -> rules.Word:
+def _word_of(by: str, reason: str, force: bool) -> records.Word:
     key = f"history/{os.urandom(16).hex()}"
-    return rules.Word(key, check_name(by, what="by"), check_name(reason, what="reason"), force)
+    return records.Word(key, check_name(by, what="by"), check_name(reason, what="reason"), force)

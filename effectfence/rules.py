@@ -48,22 +48,25 @@ from hashlib import sha256
 from typing import Any, Final, assert_never
 
 from effectfence import errors
-from effectfence.canonical import decode, detached, encode, encode_text, fingerprint
+from effectfence.canonical import decode, detached, encode
+from effectfence.claims import Claim, Holder, Offer, Result, holder_of, key
 from effectfence.clock import VectorClock
-from effectfence.models import (
-    UNRECORDED,
-    EffectCert,
-    EffectRequest,
-    FenceConfig,
-    IntentRecord,
-    IntentState,
-    PreparedEffect,
-    ReadSetEntry,
-    _trusted,
+from effectfence.models import EffectCert, FenceConfig, IntentRecord, IntentState, _trusted
+from effectfence.records import (
+    CLEARED,
+    DOMAIN,
+    DONE,
+    INNER_DEPTH,
+    OPEN,
+    Word,
+    body_of,
+    cert_of,
+    done_body,
+    open_body,
+    word_put,
 )
 from effectfence.stores.contract import (
     ABSENT,
-    ANY,
     NEVER,
     Change,
     Expect,
@@ -183,58 +186,6 @@ def does(verb: Verb, state: State, *, current: bool = False) -> Does:
 
 
 @dataclass(slots=True)
-class Claim:
-    """A request as the rules see it: keys and canonical bytes, worked out once per request."""
-
-    request: EffectRequest
-    intent_key: str
-    domain_key: str
-    read_set: tuple[tuple[str, str, int], ...]
-    """(domain, key, seq) of every entry but the request's own domain."""
-    own_seq: int | None
-    """The number that the request decided on for its own domain, if it names it."""
-    fingerprint: bytes
-    clock: VectorClock
-    """`known_clock` ticked for the agent."""
-    clock_bytes: bytes
-    before_result: bytes
-    after_seq: bytes
-    """The certificate is `before_result`, result, `,"seq":`, seq, `after_seq`."""
-    expect_fresh: dict[str, Expect]
-    takeover: bool
-    result_seconds: float
-    lease_seconds: float
-
-    @property
-    def intent(self) -> str:
-        return self.request.intent
-
-    @property
-    def domain(self) -> str:
-        return self.request.domain
-
-
-@dataclass(slots=True)
-class Holder:
-    """What makes an attempt its holder's: kept in the ticket; the ledger sees only the seal."""
-
-    attempt: int
-    token: str
-    idempotency_key: str
-    started_ms: int
-    seal: str
-
-
-@dataclass(slots=True)
-class Offer:
-    """Randomness and wall time, handed in: what a claim is made from if it succeeds."""
-
-    token: str
-    idempotency_key: str
-    started_ms: int
-
-
-@dataclass(slots=True)
 class Admit:
     holder: Holder
 
@@ -279,132 +230,7 @@ class Decision:
     change: Change | None = None
 
 
-@dataclass(slots=True)
-class Result:
-    """What an effect gave: its canonical bytes, and the value that they were encoded from."""
-
-    data: bytes
-    value: Any
-
-
-@dataclass(slots=True)
-class Word:
-    """Who says what and why; `key` is where it is kept."""
-
-    key: str
-    by: str
-    reason: str
-    forced: bool = False
-
-
-# --- keys and claims ------------------------------------------------------------------------------
-
-INNER_DEPTH: Final = 80
-"""What was accepted at depth 64, inside the records that are made around it."""
-
-OPEN, DONE, CLEARED, DOMAIN, HISTORY = "open", "done", "cleared", "domain", "history"
-LABELS = (OPEN, DONE, CLEARED, DOMAIN, HISTORY)
-
-
-def key(kind: str, name: str, scope: str) -> str:
-    """Unscoped `intent/x`, scoped `intent@a/x`: no name can reach into another scope."""
-    return f"{kind}@{scope}/{name}" if scope else f"{kind}/{name}"
-
-
-def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Claim:
-    """Work out all that does not depend on the ledger."""
-    args: bytes = request.__dict__["_args"]
-    agent, domain, tool = map(encode_text, (request.agent, request.domain, request.tool))
-    domain_key = key("domain", request.domain, scope)
-    intent_key = key("intent", request.intent, scope)
-    if request.known_clock:
-        clock = request.known_clock.copy()
-        clock.tick(request.agent)
-        clock_bytes = encode(clock)
-    else:
-        clock = VectorClock.trusted({request.agent: 1})
-        clock_bytes = b"{%b:1}" % agent
-    read_set: tuple[tuple[str, str, int], ...] = ()
-    read_set_bytes, own_seq, own_expect = b"[]", None, ANY
-    if request.read_set:
-        read_set, own_seq, read_set_bytes = _read_set_of(request, scope)
-        own_expect = Expect(version=own_seq)
-    expect = {intent_key: ABSENT, domain_key: own_expect}
-    for _, other_key, seq in read_set:
-        expect[other_key] = Expect(version=seq)
-    ttl = config.result_ttl if request.result_ttl is None else request.result_ttl
-    return Claim(
-        request=request,
-        intent_key=intent_key,
-        domain_key=domain_key,
-        read_set=read_set,
-        own_seq=own_seq,
-        fingerprint=fingerprint(tool=tool, domain=domain, args=args),
-        clock=clock,
-        clock_bytes=clock_bytes,
-        before_result=b'{"agent":%b,"args":%b,"domain":%b,"intent":%b,"parent":%b,"read_set":%b'
-        % (
-            agent,
-            args,
-            domain,
-            encode_text(request.intent),
-            b"null" if request.parent is None else b'"%b"' % request.parent.encode(),
-            read_set_bytes,
-        ),
-        after_seq=b',"tool":%b,"vector_clock":%b}' % (tool, clock_bytes),
-        expect_fresh=expect,
-        takeover=(request.on_lease_expiry or config.on_lease_expiry) == "takeover",
-        result_seconds=NEVER if ttl is None else ttl,
-        lease_seconds=config.lease_ttl,
-    )
-
-
-def _read_set_of(
-    request: EffectRequest, scope: str
-) -> tuple[tuple[tuple[str, str, int], ...], int | None, bytes]:
-    """The facts of other domains, the number of its own, and all of them as the certificate has
-    them."""
-    others = tuple(
-        (entry.domain, key("domain", entry.domain, scope), entry.seq)
-        for entry in request.read_set
-        if entry.domain != request.domain
-    )
-    own = [entry.seq for entry in request.read_set if entry.domain == request.domain]
-    shown = encode([{"domain": entry.domain, "seq": entry.seq} for entry in request.read_set])
-    return others, own[0] if own else None, shown
-
-
-def holder_of(
-    claim: Claim, *, attempt: int, token: str, idempotency_key: str, started_ms: int
-) -> Holder:
-    """The seal binds the token to all that the ticket says, but for the number (see `_lost`)."""
-    said = b"%b%b%b%d:%d:%b" % (
-        claim.before_result,
-        claim.after_seq,
-        token.encode(),
-        attempt,
-        started_ms,
-        idempotency_key.encode(),
-    )
-    return Holder(attempt, token, idempotency_key, started_ms, sha256(said).hexdigest())
-
-
-def ticket_of(claim: Claim, holder: Holder, seq: int) -> PreparedEffect:
-    return _trusted(
-        PreparedEffect,
-        {
-            "request": claim.request,
-            "seq": seq,
-            "vector_clock": claim.clock.copy(),
-            "attempt": holder.attempt,
-            "token": holder.token,
-            "idempotency_key": holder.idempotency_key,
-            "started_ms": holder.started_ms,
-        },
-    )
-
-
-# --- an intent's record ---------------------------------------------------------------------------
+# --- an intent's state ----------------------------------------------------------------------------
 
 
 def state_of(record: Record | None, body: Mapping[str, Any], now: float, *, gone: bool) -> State:
@@ -416,126 +242,6 @@ def state_of(record: Record | None, body: Mapping[str, Any], now: float, *, gone
     if body["state"] == "unknown" or gone:
         return State.UNKNOWN
     return State.IN_FLIGHT if record.at + body["lease"] > now else State.EXPIRED
-
-
-def check_body(label: str, value: Any) -> None:
-    """Raise `ValueError` if this is no body that the rules write under `label`."""
-    required = _BODY_MEMBERS.get(label)
-    if required is None:
-        raise ValueError(f"unknown kind of record {label!r}")
-    if not isinstance(value, dict):
-        raise ValueError(f"the body of a {label!r} record is no object")
-    for member, kinds in required.items():
-        if type(value.get(member)) not in kinds:
-            raise ValueError(f"{label!r} record: member {member!r} is missing or of a wrong type")
-    if label == OPEN and value["state"] not in ("in_flight", "unknown"):
-        raise ValueError(f"open record in unknown state {value['state']!r}")
-    if label in (OPEN, CLEARED):
-        _check_request(value["request"])
-    elif label == DONE:
-        _check_request(value["cert"])
-        if "result" not in value["cert"] or type(value["cert"].get("seq")) is not int:
-            raise ValueError("a certificate lacks its result or number")
-
-
-def _check_request(request: Mapping[str, Any]) -> None:
-    for member, kind in _REQUEST_MEMBERS.items():
-        if type(request.get(member)) is not kind:
-            raise ValueError(f"member {member!r} is missing or of a wrong type")
-    for entry in request["read_set"]:
-        if type(entry) is not dict or set(entry) != {"domain", "seq"}:
-            raise ValueError("a read set entry is malformed")
-    VectorClock(request["vector_clock"])
-
-
-_BODY_MEMBERS: Final[dict[str, dict[str, tuple[type, ...]]]] = {
-    OPEN: {
-        "attempt": (int,),
-        "fingerprint": (str,),
-        "idempotency_key": (str,),
-        "lease": (int, float),
-        "request": (dict,),
-        "result_seconds": (int, float, type(None)),
-        "started_ms": (int,),
-        "state": (str,),
-    },
-    DONE: {
-        "attempt": (int,),
-        "cert": (dict,),
-        "fingerprint": (str,),
-        "hash": (str,),
-        "idempotency_key": (str,),
-        "started_ms": (int,),
-    },
-    CLEARED: {
-        "attempt": (int,),
-        "idempotency_key": (str,),
-        "request": (dict,),
-        "started_ms": (int,),
-    },
-    DOMAIN: {},
-    HISTORY: {"intent": (str,), "word": (str,)},
-}
-_REQUEST_MEMBERS: Final[dict[str, type]] = {
-    "agent": str,
-    "args": dict,
-    "domain": str,
-    "intent": str,
-    "read_set": list,
-    "tool": str,
-    "vector_clock": dict,
-}
-
-
-def _body(record: Record | None) -> dict[str, Any]:
-    if record is None:
-        return {}
-    value = decode(record.body)
-    assert isinstance(value, dict)
-    return value
-
-
-def _open_body(claim: Claim, holder: Holder) -> bytes:
-    return (
-        b'{"attempt":%d,"fingerprint":"%b","idempotency_key":"%b","lease":%b,"request":%b%b,'
-        b'"result_seconds":%b,"started_ms":%d,"state":"in_flight"}'
-        % (
-            holder.attempt,
-            claim.fingerprint,
-            holder.idempotency_key.encode(),
-            repr(claim.lease_seconds).encode(),
-            claim.before_result,
-            claim.after_seq,
-            b"null" if claim.result_seconds == NEVER else repr(claim.result_seconds).encode(),
-            holder.started_ms,
-        )
-    )
-
-
-def _done_body(
-    cert: bytes, cert_hash: str, *, attempt: int, fingerprint: bytes, idempotency_key: str, ms: int
-) -> bytes:
-    return (
-        b'{"attempt":%d,"cert":%b,"fingerprint":"%b","hash":"%b","idempotency_key":"%b",'
-        b'"started_ms":%d}'
-        % (
-            attempt,
-            cert,
-            fingerprint,
-            cert_hash.encode(),
-            idempotency_key.encode(),
-            ms,
-        )
-    )
-
-
-def cert_of(body: Mapping[str, Any]) -> EffectCert:
-    """The certificate inside a done record."""
-    fields = dict(body["cert"])
-    fields["read_set"] = tuple(_trusted(ReadSetEntry, entry) for entry in fields["read_set"])
-    fields["vector_clock"] = VectorClock.trusted(fields["vector_clock"])
-    fields["hash"] = body["hash"]
-    return _trusted(EffectCert, fields)
 
 
 # --- prepare --------------------------------------------------------------------------------------
@@ -563,7 +269,7 @@ def _claim_change(claim: Claim, holder: Holder, expect: Mapping[str, Expect]) ->
                 tag="f:" + holder.seal,
                 stamp=VersionOf(claim.domain_key),
                 label=OPEN,
-                body=_open_body(claim, holder),
+                body=open_body(claim, holder),
                 expires_in=NEVER,
             ),
         ),
@@ -579,7 +285,7 @@ def prepare(
 ) -> Decision:
     """The four gates. `opens`: (domain key, number) of the other open intents, if strict."""
     record = view.records[claim.intent_key]
-    body = _body(record)
+    body = body_of(record)
     state = state_of(record, body, view.now, gone=claim.intent_key in view.gone)
     refused = _intent_gate(view, claim, config, record, body, state)
     if refused is not None:
@@ -671,7 +377,7 @@ def _found_unknown(
 def _causal_gate(
     claim: Claim, domain: Record | None, opens: Iterable[tuple[str, int]]
 ) -> errors.FenceError | None:
-    head = _body(domain) if domain is not None and domain.stamp else {}
+    head = body_of(domain) if domain is not None and domain.stamp else {}
     if head and not VectorClock(head["clock"]).le(claim.request.known_clock):
         return errors.CausalConflict(
             domain=claim.domain, reason=f"its head, seq {_stamp(domain)}, is not in its past"
@@ -710,7 +416,7 @@ def commit(
     view: View, claim: Claim, holder: Holder, seq: int, result: Result, config: FenceConfig
 ) -> Decision:
     record = view.records[claim.intent_key]
-    body = _body(record)
+    body = body_of(record)
     lost = _lost(view, claim, holder, seq, record, body)
     if lost is not None:
         return _late(view, claim, holder, seq, record, lost, config)
@@ -762,7 +468,9 @@ def release(
     assert record is not None
     if "stale" in body:  # its own commit said that it did run
         return _refuse(_unknown_error(claim.intent, body))
-    word = _word("release", claim.intent, seq, Word(word_key, claim.request.agent, reason), config)
+    word = word_put(
+        "release", claim.intent, seq, Word(word_key, claim.request.agent, reason), config
+    )
     expect = {claim.intent_key: _as_seen(record), word_key: ABSENT}
     if body["attempt"] == 1:
         return Decision(Said(), Change(expect, (Put(claim.intent_key, delete=True), word)))
@@ -798,7 +506,7 @@ def _held(
 ) -> tuple[Record | None, dict[str, Any], Decision | None]:
     """The record that a ticket speaks for, or why the verb may not act on it."""
     record = view.records[claim.intent_key]
-    body = _body(record)
+    body = body_of(record)
     lost = _lost(view, claim, holder, seq, record, body)
     if lost is not None:
         return record, body, _refuse(lost)
@@ -862,7 +570,7 @@ def _late(
     if view.records.get(word_key) is not None:
         return _refuse(lost)
     said = Word(word_key, claim.request.agent, lost.reason)
-    word = _word("late commit", claim.intent, seq, said, config)
+    word = word_put("late commit", claim.intent, seq, said, config)
     return Decision(Late(lost), Change({word_key: ABSENT}, (word,)))
 
 
@@ -895,7 +603,7 @@ def _certify(
         claim.after_seq,
     )
     cert_hash = sha256(content).hexdigest()
-    body = _done_body(
+    body = done_body(
         content,
         cert_hash,
         attempt=holder.attempt,
@@ -964,7 +672,7 @@ def settle(
 ) -> Decision:
     """It did run, with this result: mints the certificate."""
     record = view.records[intent_key]
-    body = _body(record)
+    body = body_of(record)
     state = state_of(record, body, view.now, gone=intent_key in view.gone)
     match does(Verb.SETTLE, state):
         case Does.NO_SUCH:
@@ -981,7 +689,7 @@ def settle(
         {**request, "result": decode(result), "seq": record.stamp}, max_depth=INNER_DEPTH
     )
     cert_hash = sha256(content).hexdigest()
-    done = _done_body(
+    done = done_body(
         content,
         cert_hash,
         attempt=body["attempt"],
@@ -1001,7 +709,7 @@ def settle(
         NEVER if seconds is None else seconds,
         {intent_key: _as_seen(record), word.key: ABSENT},
     )
-    said = _word("settle", intent, record.stamp, word, config)
+    said = word_put("settle", intent, record.stamp, word, config)
     cert = cert_of({"cert": decode(content), "hash": cert_hash})
     return Decision(Certify(cert), Change(change.expect, (*change.puts, said)))
 
@@ -1009,7 +717,7 @@ def settle(
 def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceConfig) -> Decision:
     """It did not run: runnable again, attempts count on."""
     record = view.records[intent_key]
-    body = _body(record)
+    body = body_of(record)
     state = state_of(record, body, view.now, gone=intent_key in view.gone)
     match does(Verb.CLEAR, state):
         case Does.NOTHING:
@@ -1036,7 +744,7 @@ def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceCon
         },
         max_depth=INNER_DEPTH,
     )
-    said = _word("clear", intent, record.stamp, word, config)
+    said = word_put("clear", intent, record.stamp, word, config)
     put = Put(
         intent_key,
         tag="c:" + _seal_of(record),
@@ -1081,26 +789,6 @@ def _evict_refused(domain: str, reason: str) -> errors.FenceError:
     return errors.HolderAlive(intent=domain, state="in use", reason=reason)
 
 
-def head_of(record: Record | None) -> dict[str, Any] | None:
-    """`hash` and `clock` of a domain's highest certificate."""
-    if record is None or not record.stamp or not record.body:
-        return None
-    return _body(record)
-
-
-def open_number(record: Record, scope_of_key: str) -> tuple[str, int]:
-    """(domain key, number) of an open intent's record that stands under `scope_of_key`."""
-    scope = scope_of_key.split("/", 1)[0].partition("@")[2]
-    return key("domain", _body(record)["request"]["domain"], scope), record.stamp
-
-
-def open_facts(record: Record, scope_of_key: str) -> list[tuple[str, int]]:
-    """(domain key, number) of every fact that an open intent's commit will check again."""
-    scope = scope_of_key.split("/", 1)[0].partition("@")[2]
-    read_set = _body(record)["request"]["read_set"]
-    return [(key("domain", entry["domain"], scope), entry["seq"]) for entry in read_set]
-
-
 def _shown(record: Record, state: State) -> IntentState:
     match state:
         case State.ABSENT:
@@ -1119,7 +807,7 @@ def _shown(record: Record, state: State) -> IntentState:
 
 def describe(record: Record, now: float, *, gone: bool) -> IntentRecord:
     """An intent's record for people."""
-    body = _body(record)
+    body = body_of(record)
     request = body.get("request") or body["cert"]
     state = state_of(record, body, now, gone=gone)
     held = state in (State.IN_FLIGHT, State.EXPIRED)
@@ -1166,21 +854,6 @@ def _fence_off(
     return Change({intent_key: _as_seen(record)}, (put,))
 
 
-def _word(kind: str, intent: str, seq: int, word: Word, config: FenceConfig) -> Put:
-    """The record that keeps a word, a release or a late commit."""
-    body = encode(
-        {
-            "by": word.by,
-            "forced": word.forced,
-            "intent": intent,
-            "reason": word.reason,
-            "seq": seq,
-            "word": kind,
-        }
-    )
-    return Put(word.key, label=HISTORY, body=body, expires_in=config.history_ttl)
-
-
 def _unknown_error(intent: str, body: Mapping[str, Any]) -> errors.FenceError:
     return errors.OutcomeUnknown(
         intent=intent,
@@ -1208,9 +881,3 @@ def _version(record: Record | None) -> int:
 
 def _stamp(record: Record | None) -> int:
     return 0 if record is None else record.stamp
-
-
-def unrecorded(reason: str) -> Result:
-    """What stands in a certificate for a result that could not be recorded."""
-    marker = {UNRECORDED: reason}
-    return Result(encode(marker), marker)

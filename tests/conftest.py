@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from effectfence import EffectFence, EffectRequest, FenceConfig, Fresh, PreparedEffect, rules
+from effectfence import EffectFence, EffectRequest, FenceConfig, Fresh, PreparedEffect, records
 from effectfence.stores.contract import Store
 from effectfence.stores.file import FileStore
 from effectfence.stores.machine import Machine
@@ -75,7 +75,7 @@ async def open_fence(ledger: str, tmp_path: Path, clock: Clock) -> AsyncIterator
             store = await FileStore.open(
                 tmp_path / "ledger" / "effects.jsonl",
                 machine=_ClockMachine(clock),
-                check_body=rules.check_body,
+                check_body=records.check_body,
             )
         opened.append(EffectFence(FenceConfig(**config), store=store))
         return opened[-1]
@@ -115,10 +115,10 @@ async def claimed(
 async def words_of(fence: EffectFence, intent: str) -> list[dict[str, Any]]:
     """The words, releases and late commits that the ledger keeps about an intent."""
     kept = []
-    async for view in fence._shared.store.scan(rules.HISTORY):
+    async for view in fence._shared.store.scan(records.HISTORY):
         for record in view.records.values():
             if record is not None:
-                body = rules._body(record)
+                body = records.body_of(record)
                 if body["intent"] == intent:
                     kept.append(body)
     return kept

@@ -343,7 +343,7 @@ class LedgerFile:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """With the order lock, and everything that others appended read and durable."""
-        with self._lock.held():
+        with self._lock.held(self.refresh):
             with self._fatal():
                 self._catch_up()
             yield

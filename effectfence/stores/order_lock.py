@@ -20,7 +20,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,10 +85,15 @@ class OrderLock:
         self.inode = os.fstat(self._lock).st_ino
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else appends meanwhile; waits its turn."""
+    def held(self, next_in_turn: Callable[[], object] = int) -> Iterator[None]:
+        """Nobody else appends meanwhile; waits its turn.
+
+        `next_in_turn` is called when only the present holder is still before us: a time to read
+        what is durable so far, beside that one's write and sync instead of after them.
+        """
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
+            next_in_turn()
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         finally:
             fcntl.flock(self._turn, fcntl.LOCK_UN)

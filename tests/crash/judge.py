@@ -21,7 +21,7 @@ from effectfence import (
     LedgerUnavailable,
     OutcomeUnknown,
     Replay,
-    rules,
+    records,
 )
 from effectfence.stores.file import FileStore, verify
 from effectfence.stores.machine import Machine
@@ -52,9 +52,12 @@ class Notes:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    return said(path.read_bytes()) if path.exists() else []
+
+
+def said(data: bytes) -> list[dict[str, Any]]:
+    """The whole words in what was written; a kill may have cut one."""
+    return [json.loads(line) for line in data.split(b"\n") if line.endswith(b"}")]
 
 
 async def judged(
@@ -70,7 +73,7 @@ async def judged(
     try:
         found = await _judged(ledger, notes, machine, policy, probing=again)
         if again and not found:
-            verify(str(ledger), rules.check_body)
+            verify(str(ledger), records.check_body)
             found = await _judged(ledger, notes, machine, policy, probing=False)
     except (LedgerCorrupt, LedgerUnavailable) as error:
         return [f"it does not open: {error}"]
@@ -80,7 +83,7 @@ async def judged(
 async def _judged(
     ledger: Path, notes: Notes, machine: Machine | None, policy: str, *, probing: bool
 ) -> list[str]:
-    store = await FileStore.open(ledger, machine=machine, check_body=rules.check_body)
+    store = await FileStore.open(ledger, machine=machine, check_body=records.check_body)
     data = ledger.read_bytes()  # noqa: ASYNC240 - nobody else is on this loop
     fence = EffectFence(FenceConfig(), store=store)
     try:

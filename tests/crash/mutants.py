@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from effectfence import rules
 from effectfence.stores import ledger_file
 from effectfence.stores.ledger_file import LedgerFile
 from effectfence.stores.machine import Machine
@@ -52,6 +53,16 @@ def replay_not_yet_durable() -> None:
     LedgerFile._sync_or_die = lambda self: None  # type: ignore[method-assign]
 
 
+def dead_holder_is_free() -> None:
+    """What a dead process held is taken never to have run."""
+    state_of = rules.state_of
+
+    def forgetful(*args: Any, gone: bool) -> rules.State:
+        return rules.State.ABSENT if gone else state_of(*args, gone=gone)
+
+    rules.state_of = forgetful
+
+
 def folder_not_synced() -> None:
     """A new file's name is taken to be on the disk with the file."""
     ledger_file.sync_folder = lambda path, machine: None
@@ -65,5 +76,6 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         retry_after_failed_fsync,
         replay_not_yet_durable,
         folder_not_synced,
+        dead_holder_is_free,
     )
 }

@@ -13,13 +13,11 @@ The model is the weakest that ext4 and its like promise:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tests.crash.judge import Notes
+from tests.crash.judge import Notes, said
 from tests.crash.syscalls import Call
 
 TRACED = ("openat", "write", "pwrite64", "fdatasync", "fsync", "rename", "ftruncate", "unlink",
@@ -143,9 +141,8 @@ def cuts(made: list[Call], folder: Path, disk: Disk, told: Notes) -> Iterator[Cu
 
 
 def _hear(told: Notes, call: Call) -> str:
-    said: list[dict[str, Any]] = [json.loads(line) for line in call.data().splitlines()]
     name = call.path().name
-    (told.words if name == "words" else told.effects).extend(said)
+    (told.words if name == "words" else told.effects).extend(said(call.data()))
     return name
 
 

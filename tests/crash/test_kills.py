@@ -4,11 +4,20 @@ random. The page cache outlives the process, so nothing here can see a missing s
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
 import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from effectfence import EffectFence, FenceConfig, Fresh, OutcomeUnknown, Replay, records
+from effectfence.stores.file import FileStore
+from effectfence.stores.machine import Machine
 from effectfence.stores.order_lock import read_mark
 from tests.crash.conftest import LONG
 from tests.crash.forks import Forks, complaint
@@ -21,6 +30,7 @@ from tests.crash.syscalls import (
     need_strace,
     traced,
 )
+from tests.crash.worker import request_of, result_of
 
 SWEPT = (*CHANGING, "flock", "fcntl", *(LOOKING if LONG else ()))
 WRITING = ("write", "pwrite64", "fdatasync", "fsync", "rename", "ftruncate", "unlink")
@@ -125,3 +135,155 @@ async def test_a_kill_before_every_system_call_of_a_recovery(
             traced(forks, "small", trace=(again,), inject=(kill,), **twice, **after)
             assert await verdict(scratch / "twice") == [], f"{name} {k}, then {again} {j}"
         assert await verdict(scratch / "once") == [], f"killed before {name} number {k}"
+
+
+# At named points ----------------------------------------------------------------------------------
+
+POINTS = ("before the effect", "after the effect", "after the commit's sync")
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_kill_at_a_named_point(forks: Forks, scratch: Path, point: str) -> None:
+    """Rows 11, 12, 13: a thousand intents each, fifty at once.
+
+    Before and after the effect nobody can tell: unknown. Once the commit is on the disk, whoever
+    asks gets its certificate, always the same one.
+    """
+    at = places(scratch)
+    for i in range(0, 1000, 50):
+        process = forks.start("die_at", point=point, intents=(i, i + 50), **at)
+        assert forks.wait(process) == KILLED, complaint(scratch)
+    notes = Notes.read(scratch)
+    assert len(notes.effects) == (0 if point == "before the effect" else 1000)
+    notes.words = [{"word": "seen", "intent": f"i{i}"} for i in range(1000)]
+    assert await judged(at["ledger"], notes) == []
+    seen = [await answers(at["ledger"], 1000) for _ in range(2)]
+    assert seen[0] == seen[1]
+    if point == "after the commit's sync":
+        assert len(set(seen[0])) == 1000
+        assert "unknown" not in seen[0]
+    else:
+        assert set(seen[0]) == {"unknown"}
+
+
+async def answers(ledger: Path, count: int) -> list[str]:
+    """What the next caller of each intent is told."""
+    async with EffectFence.open(ledger) as fence:
+        found = []
+        for i in range(count):
+            try:
+                admission = await fence.prepare(request_of(f"i{i}"))
+            except OutcomeUnknown:
+                found.append("unknown")
+            else:
+                assert isinstance(admission, Replay)
+                assert admission.cert.verify()
+                assert admission.cert.result == result_of(f"i{i}")
+                found.append(admission.cert.hash)
+    return found
+
+
+async def test_an_operator_may_release_what_a_crash_left(forks: Forks, scratch: Path) -> None:
+    at = places(scratch)
+    forks.wait(forks.start("die_at", point="before the effect", intents=(0, 1), **at))
+    async with EffectFence.open(at["ledger"]) as fence:
+        assert await fence.clear("i0", reason="the bank says no", by="an operator")
+        admission = await fence.prepare(request_of("i0"))
+        assert isinstance(admission, Fresh)
+        assert admission.prepared.attempt == 2
+        await fence.release(admission.prepared, "enough")
+
+
+class TenMinutes(Machine):
+    """The machine, ten minutes later."""
+
+    def boottime(self) -> float:
+        return super().boottime() + 600.0
+
+
+async def test_case_19_a_mail_is_never_sent_again_by_itself(forks: Forks, scratch: Path) -> None:
+    """Killed right after the mail server took it; ten minutes pass."""
+    at = places(scratch)
+    forks.wait(forks.start("die_at", point="after the effect", intents=(0, 1), **at))
+    store = await FileStore.open(at["ledger"], machine=TenMinutes(), check_body=records.check_body)
+    async with EffectFence(store=store) as fence:
+        listed = [record async for record in fence.intents("unknown")]
+        assert [(record.intent, record.reason) for record in listed] == [("i0", "its process died")]
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await fence.run(request_of("i0"), unreachable)
+            assert caught.value.ran is None
+    assert len(Notes.read(scratch).effects) == 1
+
+
+async def test_case_20_killed_in_the_midst_of_it_means_unknown_at_once(
+    forks: Forks, scratch: Path
+) -> None:
+    at = places(scratch)
+    lasting = {"config": {"lease_ttl": 1e6, "on_lease_expiry": "takeover"}}
+    forks.wait(forks.start("die_at", point="after the effect", intents=(0, 1), **lasting, **at))
+    config = FenceConfig(lease_ttl=1e6, on_lease_expiry="takeover")
+    async with EffectFence.open(at["ledger"], config) as fence:
+        with pytest.raises(OutcomeUnknown):
+            await fence.prepare(request_of("i0"))
+
+
+async def unreachable() -> None:
+    raise AssertionError("the effect ran again")
+
+
+# At random ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Storm:
+    """Processes on one ledger, each killed at an instant of its own; then others, on and on."""
+
+    forks: Forks
+    chance: random.Random
+    kills: int = 0
+    words: int = 0
+
+    async def round(self, folder: Path, **spec: Any) -> list[str]:
+        """Twelve times four (or two) of them on one new ledger."""
+        at = places(folder)
+        first = 0
+        for _ in range(12):
+            shared = {"first": first, "callers": self.chance.randint(1, 6), **at, **spec}
+            start = [
+                self.forks.start("endless", seed=self.chance.random(), **shared)
+                for _ in range(self.chance.choice((2, 4)))
+            ]
+            await asyncio.sleep(0.004 + self.chance.random() * 0.03)
+            for process in start:
+                await asyncio.sleep(self.chance.random() * 0.004)
+                status = self.forks.kill(process)
+                assert status == KILLED, complaint(folder)
+                self.kills += 1
+            intents = Notes.read(folder).intents()
+            first = max((int(intent[1:]) for intent in intents), default=0)
+        self.words += len(Notes.read(folder).words)
+        return await verdict(folder)
+
+
+@pytest.mark.timeout(2000 if LONG else 120)
+async def test_kills_at_random(forks: Forks, scratch: Path) -> None:
+    """Row 8: several processes at a time, with old intents, new ones and compactions."""
+    seed = int(os.environ.get("EFFECTFENCE_SEED", time.time_ns() % 1_000_000))
+    storm = Storm(forks, random.Random(seed))
+    ends = time.monotonic() + (30 * 60 if LONG else 45)
+    while time.monotonic() < ends:
+        found = await storm.round(scratch / "round")
+        assert found == [], f"seed {seed}: {found[:5]}"
+        shutil.rmtree(scratch / "round")
+    print(f"{storm.kills} kills, {storm.words} words, 0 lost (seed {seed})")
+    assert storm.kills > 300
+
+
+async def test_an_effect_that_is_run_again_is_seen(forks: Forks, scratch: Path) -> None:
+    storm = Storm(forks, random.Random(1))
+    for number in range(5):
+        mutant = {"mutant": "dead_holder_is_free"}
+        if any("S2" in clause for clause in await storm.round(scratch / f"{number}", **mutant)):
+            return
+    raise AssertionError(f"{storm.kills} kills, and nothing was seen")

@@ -2,7 +2,8 @@
 
 `words` holds what its callers were told, each written after the call returned; `effects` holds what
 the fake tool did to the outside world. Both are written with `writev`, which nothing else in the
-process uses, so that a tracer can count the ledger's own calls; both outlive the process.
+process uses, so that a tracer can count the ledger's own calls; both outlive the process. A kill
+may cut even such a write: hence a newline on both sides, and half a word is no word.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from effectfence import (
     OutcomeUnknown,
     PreparedEffect,
     Replay,
-    rules,
+    records,
 )
 from effectfence.stores.file import FileStore
 from effectfence.stores.machine import Machine
@@ -64,7 +66,7 @@ class World:
     def tell(self, word: str, intent: str = "", **facts: Any) -> None:
         """What the caller of `intent` has just been told."""
         line = json.dumps({"word": word, "intent": intent, **facts})
-        os.writev(self._words, [line.encode() + b"\n"])
+        os.writev(self._words, [b"\n" + line.encode() + b"\n"])
 
     def fire(self, prepared: PreparedEffect) -> None:
         """The effect."""
@@ -76,7 +78,7 @@ class World:
                 "seq": prepared.seq,
             }
         )
-        os.writev(self._effects, [line.encode() + b"\n"])
+        os.writev(self._effects, [b"\n" + line.encode() + b"\n"])
 
 
 async def handle(fence: EffectFence, world: World, intent: str, **more: Any) -> bool:
@@ -117,7 +119,8 @@ async def report(fence: EffectFence, world: World, prepared: PreparedEffect, end
             cert = await fence.commit(prepared, result_of(intent))
             world.tell("done", intent, cert=cert.hash)
     except (LedgerUnavailable, LedgerCorrupt) as error:
-        kept = error.facts.get("prepared", getattr(error, "prepared", None)) is prepared
+        kept = getattr(error, "prepared", None) is prepared
+        kept &= getattr(error, "result", None) == result_of(intent)
         world.tell("failed", intent, at=end, ran=error.ran, kept=kept)
         return False
     except (OutcomeUnknown, CommitStale) as error:
@@ -128,7 +131,7 @@ async def report(fence: EffectFence, world: World, prepared: PreparedEffect, end
 
 
 async def opened(spec: dict[str, Any], machine: Machine | None = None) -> EffectFence:
-    store = await FileStore.open(spec["ledger"], machine=machine, check_body=rules.check_body)
+    store = await FileStore.open(spec["ledger"], machine=machine, check_body=records.check_body)
     return EffectFence(FenceConfig(**spec.get("config", {})), store=store)
 
 
@@ -218,6 +221,40 @@ async def hold(spec: dict[str, Any], world: World) -> None:
     await fence.aclose(drain_seconds=0)
 
 
+async def fill(spec: dict[str, Any], world: World) -> None:
+    """No file may grow beyond a limit that stops a batch at any of its bytes; then it may."""
+    fence = await opened(spec)
+    before = os.stat(spec["ledger"]).st_size
+    tickets = []
+    for i in range(*spec["intents"]):
+        admission = await fence.prepare(request_of(f"i{i}"))
+        assert isinstance(admission, Fresh)
+        tickets.append(admission.prepared)
+    size = os.stat(spec["ledger"]).st_size
+    unlimited = resource.RLIM_INFINITY
+    limit = size + (size - before) * spec["percent"] // 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited))
+    owed = []
+    for ticket in tickets:
+        world.fire(ticket)
+        try:
+            cert = await fence.commit(ticket, result_of(ticket.intent))
+            world.tell("done", ticket.intent, cert=cert.hash)
+        except LedgerUnavailable as error:
+            owed.append((error.prepared, error.result))
+            break  # each waits a second
+    refused = False
+    for i in range(1000, 1010):
+        refused |= not await handle(fence, world, f"i{i}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    for ticket, result in owed:
+        cert = await fence.commit(ticket, result)
+        world.tell("done", ticket.intent, cert=cert.hash)
+    assert await handle(fence, world, "i2000"), "there is room again"
+    world.tell("filled", owed=len(owed), refused=refused)
+    await fence.aclose(drain_seconds=0)
+
+
 async def report_late(fence: EffectFence, world: World, ticket: PreparedEffect) -> None:
     """The commit of one whose effect has fired already."""
     try:
@@ -227,7 +264,7 @@ async def report_late(fence: EffectFence, world: World, ticket: PreparedEffect) 
         world.tell("refused", ticket.intent, code=error.code, ran=error.ran)
 
 
-JOBS = {job.__name__: job for job in (small, endless, die_at, hold)}
+JOBS = {job.__name__: job for job in (small, endless, die_at, hold, fill)}
 
 
 def warm_up() -> None:

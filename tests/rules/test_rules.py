@@ -22,6 +22,8 @@ from effectfence import (
     OutcomeUnknown,
     ReadSetEntry,
     VectorClock,
+    claims,
+    records,
     rules,
 )
 from effectfence.models import UNRECORDED
@@ -32,9 +34,9 @@ from effectfence.stores.table import Table
 LEASE = 10.0
 CONFIG = FenceConfig(lease_ttl=LEASE, result_ttl=1000.0, history_ttl=5000.0)
 INTENT, DOMAIN, FACT = "intent/i", "domain/d", "domain/fact"
-RESULT = rules.Result(b'{"ok":true}', {"ok": True})
-OTHER_RESULT = rules.Result(b'{"ok":false}', {"ok": False})
-OPERATOR = rules.Word("history/word", "ops", "looked at the provider's log")
+RESULT = claims.Result(b'{"ok":true}', {"ok": True})
+OTHER_RESULT = claims.Result(b'{"ok":false}', {"ok": False})
+OPERATOR = records.Word("history/word", "ops", "looked at the provider's log")
 
 STANDS = (
     "absent",
@@ -75,9 +77,9 @@ class World:
         names = dict.fromkeys((INTENT, DOMAIN, FACT, "domain/other", *keys))
         return View(self.now, self.table.view(names, self.now), self.gone)
 
-    def offer(self) -> rules.Offer:
+    def offer(self) -> claims.Offer:
         number = next(self._nonce)
-        return rules.Offer(f"{number:064x}", f"key-{number}", 1_000 + number)
+        return claims.Offer(f"{number:064x}", f"key-{number}", 1_000 + number)
 
     def apply(self, decision: rules.Decision) -> rules.Answer:
         if decision.change is not None:
@@ -86,11 +88,11 @@ class World:
         return decision.answer
 
     def prepare(
-        self, claim: rules.Claim, config: FenceConfig = CONFIG, opens: Any = ()
+        self, claim: claims.Claim, config: FenceConfig = CONFIG, opens: Any = ()
     ) -> rules.Answer:
         return self.apply(rules.prepare(self.view(), claim, self.offer, config, opens))
 
-    def admit(self, claim: rules.Claim) -> tuple[rules.Holder, int]:
+    def admit(self, claim: claims.Claim) -> tuple[claims.Holder, int]:
         answer = self.prepare(claim)
         assert isinstance(answer, rules.Admit)
         return answer.holder, self.record().stamp
@@ -128,12 +130,12 @@ class Case:
     """A world in one state, and the two tickets that ever were in it."""
 
     world: World
-    claim: rules.Claim
-    holder: rules.Holder
+    claim: claims.Claim
+    holder: claims.Holder
     seq: int
-    replaced: tuple[rules.Holder, int]
+    replaced: tuple[claims.Holder, int]
 
-    def ticket(self, which: str) -> tuple[rules.Holder, int]:
+    def ticket(self, which: str) -> tuple[claims.Holder, int]:
         if which == "replaced":
             return self.replaced
         if which == "renumbered":
@@ -154,7 +156,7 @@ def made(stands: str, attempt: int, *, policy: str = "fence") -> Case:
     """A world brought into a state by the verbs themselves."""
     world = World()
     world.move(FACT)
-    claim = rules.claim_of(
+    claim = claims.claim_of(
         request_of(read_set=(ReadSetEntry(domain="fact", seq=1),), on_lease_expiry=policy), CONFIG
     )
     earlier = world.admit(claim)
@@ -162,7 +164,7 @@ def made(stands: str, attempt: int, *, policy: str = "fence") -> Case:
         released = rules.release(world.view(), claim, *earlier, "refused", CONFIG, "history/0")
         world.apply(released)
     else:
-        word = rules.Word("history/0", "ops", "did not run", forced=True)
+        word = records.Word("history/0", "ops", "did not run", forced=True)
         world.apply(rules.clear(world.view(), "i", INTENT, word, CONFIG))
     holder, seq = world.admit(claim)
     assert holder.attempt == attempt
@@ -178,7 +180,7 @@ def made(stands: str, attempt: int, *, policy: str = "fence") -> Case:
     elif stands == "done":
         world.apply(rules.commit(world.view(), claim, holder, seq, RESULT, CONFIG))
     elif stands in ("absent", "cleared"):
-        forced = rules.Word("history/1", "ops", "did not run", forced=True)
+        forced = records.Word("history/1", "ops", "did not run", forced=True)
         world.apply(rules.clear(world.view(), "i", INTENT, forced, CONFIG))
         if stands == "absent":
             world.table.put(INTENT, None)
@@ -360,7 +362,7 @@ def test_prepare_does_what_the_protocol_says(stands: str) -> None:
         if given["own"] != "unnamed":
             stale_by = 0 if given["own"] == "fresh" else 1
             facts.append(ReadSetEntry(domain="d", seq=domain.version - stale_by))
-        asked = rules.claim_of(
+        asked = claims.claim_of(
             request_of(
                 read_set=tuple(facts),
                 args={"n": 1 if given["same_action"] else 2},
@@ -391,7 +393,7 @@ def test_the_hopeful_claim_is_taken_only_where_the_gates_would_admit(stands: str
         if given["own"] != "unnamed":
             seq = domain.version - (given["own"] == "stale")
             facts.append(ReadSetEntry(domain="d", seq=seq))
-        asked = rules.claim_of(request_of(read_set=tuple(facts)), CONFIG)
+        asked = claims.claim_of(request_of(read_set=tuple(facts)), CONFIG)
         change = rules.claim(asked, case.world.offer()).change
         assert change is not None
         taken = case.world.table.holds(change, case.world.now)
@@ -460,7 +462,7 @@ def test_reports_do_what_the_protocol_says(stands: str, verb: str) -> None:
 def test_an_operators_words_do_what_the_protocol_says(stands: str) -> None:
     for given in conditions(forced=EITHER, same_result=EITHER, attempt=(1, 2)):
         attempt, same_result = given.pop("attempt"), given.pop("same_result")
-        word = rules.Word("history/word", "ops", "looked", forced=given["forced"])
+        word = records.Word("history/word", "ops", "looked", forced=given["forced"])
         case = made(stands, attempt)
         words = len(case.world.words())
         result = RESULT.data if same_result else OTHER_RESULT.data
@@ -563,11 +565,11 @@ def test_a_genuine_ticket_replaced_from_another_domain_is_lost_and_not_forged() 
     """Numbers are a domain's own: equal ones of two domains are two attempts."""
     world = World()
     world.move("domain/other")
-    first = rules.claim_of(request_of(domain="other"), CONFIG)
+    first = claims.claim_of(request_of(domain="other"), CONFIG)
     holder, seq = world.admit(first)
     world.apply(rules.release(world.view(), first, holder, seq, "refused", CONFIG, "history/0"))
     world.move(DOMAIN)
-    _, other_seq = world.admit(rules.claim_of(request_of(), CONFIG))
+    _, other_seq = world.admit(claims.claim_of(request_of(), CONFIG))
     assert other_seq == seq
     answer = rules.commit(world.view(), first, holder, seq, RESULT, CONFIG).answer
     assert told(answer) == "LeaseLost"
@@ -595,21 +597,21 @@ def test_max_hold_ends_the_renewals() -> None:
 
 def test_a_conflict_says_what_differs() -> None:
     world = World()
-    world.admit(rules.claim_of(request_of(), CONFIG))
+    world.admit(claims.claim_of(request_of(), CONFIG))
     for fields, differs in (
         ({"args": {"n": 2}}, ("args",)),
         ({"tool": "refund", "domain": "other"}, ("tool", "domain")),
         ({"tool": "refund", "args": {}, "domain": "other"}, ("tool", "domain", "args")),
         ({"tool": "refund", "agent": "b"}, ("tool",)),
     ):
-        answer = world.prepare(rules.claim_of(request_of(**fields), CONFIG))
+        answer = world.prepare(claims.claim_of(request_of(**fields), CONFIG))
         assert isinstance(answer, rules.Refuse)
         assert answer.error.differs == differs  # type: ignore[attr-defined]
 
 
 def test_a_conflict_with_a_certified_action_says_what_differs() -> None:
     case = made("done", 1)
-    answer = case.world.prepare(rules.claim_of(request_of(args={}), CONFIG))
+    answer = case.world.prepare(claims.claim_of(request_of(args={}), CONFIG))
     assert isinstance(answer, rules.Refuse)
     assert answer.error.differs == ("args",)  # type: ignore[attr-defined]
 
@@ -622,13 +624,13 @@ def test_strict_causality_wants_the_head_in_the_past_and_nothing_open_above_it()
     world = case.world
     head = world.table.get(DOMAIN, world.now)
     assert head is not None
-    blind = rules.claim_of(request_of(intent="j"), STRICT)
-    knows = rules.claim_of(
+    blind = claims.claim_of(request_of(intent="j"), STRICT)
+    knows = claims.claim_of(
         request_of(intent="j", known_clock=VectorClock({"a": 1, "b": 4})), STRICT
     )
     world.table.put("intent/j", None)
 
-    def ask(claim: rules.Claim, opens: list[tuple[str, int]]) -> str:
+    def ask(claim: claims.Claim, opens: list[tuple[str, int]]) -> str:
         names = world.view(claim.intent_key)
         return told(rules.prepare(names, claim, world.offer, STRICT, opens).answer)
 
@@ -639,8 +641,8 @@ def test_strict_causality_wants_the_head_in_the_past_and_nothing_open_above_it()
 
 def test_strict_causality_admits_into_a_domain_that_nobody_certified() -> None:
     world = World()
-    assert told(world.prepare(rules.claim_of(request_of(), STRICT), STRICT)) == "Admit"
-    fresh = rules.claim_of(request_of(intent="j"), STRICT)
+    assert told(world.prepare(claims.claim_of(request_of(), STRICT), STRICT)) == "Admit"
+    fresh = claims.claim_of(request_of(intent="j"), STRICT)
     view = world.view("intent/j")
     assert told(rules.prepare(view, fresh, world.offer, STRICT, []).answer) == "Admit"
     opens = [(DOMAIN, 1)]
@@ -651,7 +653,7 @@ def test_strict_causality_loses_against_a_certificate_that_came_between() -> Non
     """A commit moves a domain's head and not its number: both are compared in the swap."""
     case = made("in_flight", 1)
     world = case.world
-    asked = rules.claim_of(request_of(intent="j", known_clock=VectorClock({"z": 1})), STRICT)
+    asked = claims.claim_of(request_of(intent="j", known_clock=VectorClock({"z": 1})), STRICT)
     decided = rules.prepare(world.view("intent/j"), asked, world.offer, STRICT, [])
     assert told(decided.answer) == "Admit"
     sealed = rules.commit(world.view(), case.claim, case.holder, case.seq, RESULT, CONFIG)
@@ -662,9 +664,9 @@ def test_strict_causality_loses_against_a_certificate_that_came_between() -> Non
 
 def test_a_head_only_moves_up() -> None:
     world = World()
-    claims = [rules.claim_of(request_of(intent="i"), CONFIG)]
-    holder, seq = world.admit(claims[0])
-    late = rules.claim_of(request_of(intent="j"), CONFIG)
+    asked_for = [claims.claim_of(request_of(intent="i"), CONFIG)]
+    holder, seq = world.admit(asked_for[0])
+    late = claims.claim_of(request_of(intent="j"), CONFIG)
     view = world.view("intent/j")
     answer = world.apply(rules.prepare(view, late, world.offer, CONFIG))
     assert isinstance(answer, rules.Admit)
@@ -674,7 +676,7 @@ def test_a_head_only_moves_up() -> None:
         rules.commit(world.view("intent/j"), late, answer.holder, stood.stamp, OTHER_RESULT, CONFIG)
     )
     head = world.table.get(DOMAIN, world.now)
-    world.apply(rules.commit(world.view(), claims[0], holder, seq, RESULT, CONFIG))
+    world.apply(rules.commit(world.view(), asked_for[0], holder, seq, RESULT, CONFIG))
     assert world.table.get(DOMAIN, world.now) == head
 
 
@@ -693,17 +695,17 @@ def test_a_domain_is_evicted_only_when_nobody_needs_it_and_its_numbers_go_on() -
     assert told(evict([], FenceConfig(result_ttl=None))) == "HolderAlive"
     assert evict([(FACT, 1)]) == rules.Said(True)
     assert world.table.get(DOMAIN, world.now) is None
-    _, seq = world.admit(rules.claim_of(request_of(), CONFIG))
+    _, seq = world.admit(claims.claim_of(request_of(), CONFIG))
     assert seq == 2
 
 
 def test_head_of_is_none_until_a_certificate_stands() -> None:
     world = World()
-    assert rules.head_of(None) is None
+    assert records.head_of(None) is None
     world.move(DOMAIN)
-    assert rules.head_of(world.table.get(DOMAIN, 0.0)) is None
+    assert records.head_of(world.table.get(DOMAIN, 0.0)) is None
     case = made("done", 1)
-    head = rules.head_of(case.world.table.get(DOMAIN, 0.0))
+    head = records.head_of(case.world.table.get(DOMAIN, 0.0))
     assert head is not None
     assert head["clock"] == {"a": 1}
 
@@ -711,14 +713,14 @@ def test_head_of_is_none_until_a_certificate_stands() -> None:
 def test_an_open_record_names_its_domain_in_its_own_scope() -> None:
     world = World()
     facts = (ReadSetEntry(domain="fact", seq=0),)
-    claim = rules.claim_of(request_of(read_set=facts), CONFIG, "tenant")
+    claim = claims.claim_of(request_of(read_set=facts), CONFIG, "tenant")
     assert claim.intent_key == "intent@tenant/i"
     view = View(0.0, dict.fromkeys(claim.expect_fresh))
     world.apply(rules.prepare(view, claim, world.offer, CONFIG))
     record = world.table.get(claim.intent_key, 0.0)
     assert record is not None
-    assert rules.open_number(record, claim.intent_key) == ("domain@tenant/d", 1)
-    assert rules.open_facts(record, claim.intent_key) == [("domain@tenant/fact", 0)]
+    assert records.open_number(record, claim.intent_key) == ("domain@tenant/d", 1)
+    assert records.open_facts(record, claim.intent_key) == [("domain@tenant/fact", 0)]
 
 
 @pytest.mark.parametrize("stands", [s for s in STANDS if s != "absent"])
@@ -762,12 +764,12 @@ def test_a_requests_own_lifetime_wins_and_for_ever_is_possible() -> None:
     for request_ttl, config_ttl, lives in ((7.0, 9.0, 7.0), (None, 9.0, 9.0), (None, None, NEVER)):
         world = World()
         config = FenceConfig(result_ttl=config_ttl)
-        claim = rules.claim_of(request_of(result_ttl=request_ttl), config)
+        claim = claims.claim_of(request_of(result_ttl=request_ttl), config)
         for settled in EITHER:
             world = World()
             holder, seq = world.admit(claim)
             if settled:
-                word = rules.Word("history/0", "ops", "it ran", forced=True)
+                word = records.Word("history/0", "ops", "it ran", forced=True)
                 decided = rules.settle(world.view(), "i", INTENT, "", RESULT.data, word, config)
             else:
                 decided = rules.commit(world.view(), claim, holder, seq, RESULT, config)
@@ -779,7 +781,7 @@ def test_every_body_that_the_rules_write_passes_their_own_check() -> None:
     for stands in STANDS:
         case = made(stands, 2)
         for record in case.world.table.records.values():
-            rules.check_body(record.label, json.loads(record.body or b"{}"))
+            records.check_body(record.label, json.loads(record.body or b"{}"))
 
 
 @pytest.mark.parametrize(
@@ -804,21 +806,21 @@ def test_every_body_that_the_rules_write_passes_their_own_check() -> None:
 def test_a_body_that_the_rules_never_write_is_refused(stands: str, spoil: Any) -> None:
     record = made(stands, 1).world.record()
     body = json.loads(record.body)
-    rules.check_body(record.label, body)
+    records.check_body(record.label, body)
     spoil(body)
     with pytest.raises(ValueError, match=r"\w"):
-        rules.check_body(record.label, body)
+        records.check_body(record.label, body)
 
 
 def test_a_record_of_no_known_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown kind"):
-        rules.check_body("surprise", {})
+        records.check_body("surprise", {})
     with pytest.raises(ValueError, match="no object"):
-        rules.check_body("open", [])
+        records.check_body("open", [])
 
 
 def test_the_marker_of_a_result_that_was_not_recorded_is_json() -> None:
-    assert json.loads(rules.unrecorded("too large").data) == {UNRECORDED: "too large"}
+    assert json.loads(records.unrecorded("too large").data) == {UNRECORDED: "too large"}
 
 
 def test_errors_of_the_rules_carry_their_facts() -> None:
@@ -840,7 +842,7 @@ def test_errors_of_the_rules_carry_their_facts() -> None:
 
 def test_a_ticket_says_what_its_holder_needs_and_shows_no_token() -> None:
     case = made("in_flight", 2)
-    ticket = rules.ticket_of(case.claim, case.holder, case.seq)
+    ticket = claims.ticket_of(case.claim, case.holder, case.seq)
     assert (ticket.intent, ticket.seq, ticket.attempt) == ("i", case.seq, 2)
     assert ticket.vector_clock == {"a": 1}
     assert case.holder.token not in repr(ticket)
