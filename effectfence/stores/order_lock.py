@@ -85,7 +85,7 @@ class OrderLock:
         self.inode = os.fstat(self._lock).st_ino
 
     @contextlib.contextmanager
-    def held(self, next_in_turn: Callable[[], object] = int) -> Iterator[None]:
+    def held(self, next_in_turn: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Nobody else appends meanwhile; waits its turn.
 
         `next_in_turn` is called when only the present holder is still before us: a time to read

@@ -402,6 +402,8 @@ def in_child(function: Callable[[], None]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
         try:
             function()
             os._exit(0)
