@@ -47,6 +47,8 @@ from effectfence.stores.contract import NEVER, Record
 
 VERSION: Final = 1
 MAX_LINE: Final = 64 << 20
+_BODY_DEPTH: Final = 200
+"""Deeper than anything that is put, so that what was written can always be read."""
 """No line is longer; a change that would need one is refused before it is written."""
 SECTOR: Final = 512
 
@@ -643,7 +645,7 @@ def _unbase64(text: str) -> bytes:
 def _value_of(body: bytes) -> Any:
     """The value of a body that is JSON in a form of its own; of any other one, its bytes."""
     try:
-        return strict_decode(body, max_bytes=len(body))
+        return strict_decode(body, max_depth=_BODY_DEPTH, max_bytes=len(body))
     except Undecodable:
         return body
 
