@@ -11,7 +11,7 @@ import pytest
 from effectfence.stores.file import verify
 from tests.crash.conftest import LONG
 from tests.crash.forks import Forks, complaint
-from tests.crash.judge import Notes, judged
+from tests.crash.judge import Notes, judged, said
 from tests.crash.power import TRACED, Cut, Disk, cuts
 from tests.crash.syscalls import Call, calls, counted, instants, need_strace, traced
 from tests.crash.test_power_cuts import judge_all
@@ -30,14 +30,10 @@ def after_failure(made: list[Call], ledger: Path) -> list[str]:
     for call in later:
         if call.name in WRITES and ledger.parent in (call.path(), call.path().parent):
             found.append(f"{call.name} of {call.path().name} after a failed sync")
-        if (
-            call.name == "writev"
-            and call.data().startswith(b'{"word": ')
-            and not any(
-                call.data().startswith(b'{"word": "%s"' % word) for word in (b"failed", b"releases")
-            )
-        ):
-            found.append(f"told after a failed sync: {call.data().decode()}")
+        if call.name == "writev" and call.path().name == "words":
+            for word in said(call.data()):
+                if word["word"] not in ("failed", "releases"):
+                    found.append(f"told after a failed sync: {word}")
     return found
 
 

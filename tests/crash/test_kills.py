@@ -245,14 +245,14 @@ class Storm:
     words: int = 0
 
     async def round(self, folder: Path, **spec: Any) -> list[str]:
-        """Twelve times four (or two) of them on one new ledger."""
+        """Twelve times two, four or eight of them on one new ledger."""
         at = places(folder)
         first = 0
         for _ in range(12):
             shared = {"first": first, "callers": self.chance.randint(1, 6), **at, **spec}
             start = [
                 self.forks.start("endless", seed=self.chance.random(), **shared)
-                for _ in range(self.chance.choice((2, 4)))
+                for _ in range(self.chance.choice((2, 4, 8)))
             ]
             await asyncio.sleep(0.004 + self.chance.random() * 0.03)
             for process in start:
