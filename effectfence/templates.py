@@ -23,12 +23,17 @@ class Template:
     def __init__(self, text: str) -> None:
         self.text = text
         self._parts: list[tuple[str, str | None]] = []
+        before = ""  # "{{" and "}}" come as pieces of their own
         for literal, name, form, conversion in _formatter.parse(text):
             if name is not None and (not name or name[0].isdigit() or form or conversion):
                 raise ValueError(
                     f"{text!r}: only plain placeholders such as {{order_id}} are taken"
                 )
-            self._parts.append((literal, name))
+            before += literal
+            if name is not None:
+                self._parts.append((before, name))
+                before = ""
+        self._parts.append((before, None))
         for literal, name in self._parts[1:]:
             if name is not None and literal.isalnum() | (not literal):
                 raise ValueError(
