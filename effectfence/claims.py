@@ -34,6 +34,8 @@ class Claim:
     before_result: bytes
     after_seq: bytes
     """The certificate is `before_result`, result, `,"seq":`, seq, `after_seq`."""
+    options: bytes
+    """What the request says beside its certificate: sealed with the rest of the ticket."""
     expect_fresh: dict[str, Expect]
     takeover: bool
     result_seconds: float
@@ -122,11 +124,19 @@ def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Cl
             read_set_bytes,
         ),
         after_seq=b',"tool":%b,"vector_clock":%b}' % (tool, clock_bytes),
+        options=_options_of(request, intent_key),
         expect_fresh=expect,
         takeover=(request.on_lease_expiry or config.on_lease_expiry) == "takeover",
         result_seconds=NEVER if ttl is None else ttl,
         lease_seconds=config.lease_ttl,
     )
+
+
+def _options_of(request: EffectRequest, intent_key: str) -> bytes:
+    if request.result_ttl is None and request.on_lease_expiry is None and not request.ignore:
+        return encode_text(intent_key)
+    options = [intent_key, repr(request.result_ttl), request.on_lease_expiry, request.ignore]
+    return encode(options)
 
 
 def _read_set_of(
@@ -148,9 +158,10 @@ def holder_of(
     claim: Claim, *, attempt: int, token: str, idempotency_key: str, started_ms: int
 ) -> Holder:
     """The seal binds the token to all that the ticket says, but for the number (see `_lost`)."""
-    said = b"%b%b%b%d:%d:%b" % (
+    said = b"%b%b%b%b%d:%d:%b" % (
         claim.before_result,
         claim.after_seq,
+        claim.options,
         token.encode(),
         attempt,
         started_ms,

@@ -14,6 +14,7 @@ is derived from it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,7 +50,14 @@ class FenceError(Exception):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), dict(self.facts)), self.__dict__
+        """A result that can't be pickled goes as its `repr`: the error must arrive."""
+        state = dict(self.__dict__)
+        if "result" in state:
+            try:
+                pickle.dumps(state["result"])
+            except Exception:  # whatever an object of the caller's raises
+                state["result"] = repr(state["result"])
+        return _rebuild, (type(self), dict(self.facts)), state
 
 
 def _rebuild(kind: type[FenceError], facts: dict[str, Any]) -> FenceError:
@@ -189,12 +197,14 @@ class LeaseLost(FenceError):
     http_status = 409
     intent: str
     reason: str
+    certified: bool = False
+    """Whether it is lost because its own outcome is certified already."""
 
     def message(self) -> str:
-        return (
-            f"this ticket no longer speaks for {self.intent!r} ({self.reason}). Stop the effect if "
-            "it still runs; what it did is not certified."
-        )
+        speaks = f"this ticket no longer speaks for {self.intent!r} ({self.reason})."
+        if self.certified:
+            return f"{speaks} Nothing changed; its certificate stands."
+        return f"{speaks} Stop the effect if it still runs; what it did is not certified."
 
 
 class CommitConflict(FenceError):
@@ -251,6 +261,8 @@ class HolderAlive(FenceError):
     reason: str
 
     def message(self) -> str:
+        if self.state == "in use":
+            return f"the domain {self.intent!r} is in use: {self.reason}. Nothing changed."
         return (
             f"{self.intent!r} is {self.state}: {self.reason}. Nothing changed. With force the word "
             "is taken, and a second effect is then on whoever forced it."
@@ -277,6 +289,8 @@ class LedgerUnavailable(FenceError):
     ran: bool | None = False
     ledger: str
     reason: str
+    closed: bool = False
+    """Whether it stays so until it is opened anew: asking this fence again is in vain."""
     prepared: PreparedEffect
     """On a commit that could not be written: commit it again with this and `.result`."""
 
@@ -294,7 +308,9 @@ class LedgerCorrupt(FenceError):
 
     code = "ledger_corrupt"
     http_status = 503
-    ran = False
+    ran: bool | None = False
+    prepared: PreparedEffect
+    """On a commit: what to commit with once the ledger is mended."""
     path: str
     line: int
     """Counted from 1."""
@@ -305,10 +321,16 @@ class LedgerCorrupt(FenceError):
     def message(self) -> str:
         return (
             f"{self.path} is damaged at line {self.line} (byte {self.offset}): {self.reason}. "
-            "Nothing was run and nothing was changed. "
+            f"{_RAN[self.ran]} and nothing was changed. "
             f"Look: `tail -c +{self.offset + 1} {self.path} | head -c 400`."
         )
 
+
+_RAN = {
+    False: "Nothing was run",
+    True: "The effect ran, its outcome is not recorded,",
+    None: "Whether the effect ran is not recorded,",
+}
 
 ERRORS: tuple[type[FenceError], ...] = (
     IntentConflict,

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,8 +30,9 @@ from typing import Any, Final, NoReturn, Self
 from effectfence import claims, errors, records, rules
 from effectfence.canonical import MAX_NAME_BYTES, Unencodable, check_name, encode
 from effectfence.clock import VectorClock
+from effectfence.custody import Custody, Held
 from effectfence.effects import Effect, Fencing, run_effect
-from effectfence.leases import Keeper, Kept
+from effectfence.leases import Keeper, Kept, Lost
 from effectfence.models import (
     MAX_DEPTH,
     Admission,
@@ -47,12 +50,12 @@ from effectfence.models import (
 )
 from effectfence.stores.contract import Applied, Change, Record, Store, View
 from effectfence.stores.memory import MemoryStore
-from effectfence.stores.watchers import wake
 
 _log = logging.getLogger("effectfence")
 
 _TRIES: Final = 100
 _COMMIT_RETRY_SECONDS: Final = (0.05, 0.2, 0.8)
+_CLOSE_SECONDS: Final = 5.0
 
 _COUNTER_OF: Final[dict[type[errors.FenceError], str]] = {
     errors.IntentConflict: "refused_conflict",
@@ -75,14 +78,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    prepared: PreparedEffect
-    claim: claims.Claim
-    holder: claims.Holder
-    scope: str
-
-
-@dataclass(slots=True, eq=False)
 class _Shared:
     """What a fence and its scoped views have in common."""
 
@@ -91,10 +86,7 @@ class _Shared:
     keeper: Keeper | None = None
     counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    held: dict[str, Held] = field(default_factory=dict)
-    """By token: what was handed out here and not reported yet."""
-    owned: set[asyncio.Task[Any]] = field(default_factory=set)
-    quiet: list[asyncio.Future[None]] = field(default_factory=list)
+    custody: Custody = field(default_factory=Custody)
     forks: int = field(default_factory=lambda: _forks)
     closing: bool = False
     closed: bool = False
@@ -115,7 +107,7 @@ class EffectFence:
     """
 
     def __init__(self, config: FenceConfig | None = None, *, store: Store | None = None) -> None:
-        self._shared = _Shared(store or MemoryStore(), config or FenceConfig())
+        self._shared = _Shared(MemoryStore() if store is None else store, _checked_config(config))
         self._shared.keeper = Keeper()
         self._scope = ""
 
@@ -181,11 +173,11 @@ class EffectFence:
             content = self._result(claim, result)
             return await self._commit(claim, holder, prepared, content)
         except asyncio.CancelledError:
-            await self._see_through(self._commit(claim, holder, prepared, content))
+            await self._shared.custody.see_through(self._commit(claim, holder, prepared, content))
             raise
         except errors.FenceError as error:
             error.ran = True
-            if isinstance(error, errors.LedgerUnavailable):
+            if isinstance(error, errors.LedgerUnavailable | errors.LedgerCorrupt):
                 error.prepared = prepared
             else:
                 self._shared.count("commit_refused")
@@ -215,15 +207,7 @@ class EffectFence:
         Raises `LeaseLost` (stop), `OutcomeUnknown`, `InvalidTicket`.
         """
 
-        def renew(view: View) -> rules.Decision:
-            return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
-
-        with _unknown_if_unwritten():
-            claim, holder = self._spoken_for(prepared)
-            answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
-        if type(answer) is not rules.Said:
-            _raise(answer)
-        return time.time() + float(answer.value)
+        return time.time() + await self._renew(prepared)
 
     # --- the same in one call ---------------------------------------------------------------------
 
@@ -285,6 +269,8 @@ class EffectFence:
 
     async def reserve(self, domain: str, expected: int) -> int:
         """Take the next number if the domain stands at `expected`; else `DomainRace`."""
+        if type(expected) is not int or expected < 0:
+            raise ValueError(f"expected is {expected!r}; a sequence number, 0 or more, is wanted")
         key = self._domain_key(domain)
         answer = await self._swap(rules.reserve(key, expected))
         actual = _version(answer.records[key])
@@ -299,12 +285,26 @@ class EffectFence:
         """
         key = self._domain_key(domain)
         view = await self._load([key])
-        opens = await self._opens(facts=True)
-
-        def evict(view: View) -> rules.Decision:
-            return rules.evict(view, domain, key, opens, self.config)
-
-        return bool(_said(await self._decide([key], evict, view)))
+        for _ in range(_TRIES):
+            record = view.records[key]
+            refused = rules.evict(view, domain, key, await self._opens(facts=True), self.config)
+            if record is None:
+                return False
+            if refused is not None:
+                raise refused
+            # Moved on first: whoever read the old number from now on is refused as stale, and
+            # whoever read it before is among the open intents that are looked at once more.
+            answer = await self._swap(rules.move_on(key, record))
+            moved = answer.records[key]
+            if isinstance(answer, Applied) and moved is not None:
+                opens = await self._opens(facts=True)
+                if (held := rules.held_domain(domain, key, opens)) is not None:
+                    raise held
+                answer = await self._swap(rules.forget(key, moved))
+                if isinstance(answer, Applied):
+                    return True
+            view = await self._load([key])
+        raise self._contention()
 
     async def observe(self, *domains: str) -> Observation:
         """What an agent puts into its next request: numbers, and the clocks of the heads."""
@@ -343,7 +343,8 @@ class EffectFence:
         )
         if state not in (None, "in_flight", "expired", "unknown", "done", "cleared"):
             raise ValueError(f"no such state: {state!r}")
-        prefix = self._intent_key("")
+        self._check_open()
+        prefix = claims.key("intent", "", self._scope)
         for label in labels:
             async for view in self._shared.store.scan(label):
                 for key, record in view.records.items():
@@ -414,23 +415,34 @@ class EffectFence:
     async def aclose(self, drain_seconds: float = 5.0) -> None:
         """Refuse new work, wait up to `drain_seconds` for what is held, record the rest as unknown.
 
-        Idempotent. Closes the ledger.
+        Idempotent. Closes the ledger, within a bound: what a stuck disk or a stopped process leaves
+        unrecorded is then the lease's. A scoped view closes nothing; its parent does.
         """
+        drain_seconds = _seconds(drain_seconds, "drain_seconds")
         shared = self._shared
-        if shared.closed or shared.forks != _forks:
+        if self._scope or shared.closed or shared.forks != _forks:
             return
         shared.closing = True
-        await self._drain(drain_seconds)
-        for held in list(shared.held.values()):
-            rule = self._abort_rule("the fence was closed while it was held")
-            try:
-                await self._report(held.claim, held.holder, held.prepared.seq, rule)
-            except errors.FenceError as error:
-                _log.warning("closing: %s", error)
+        await shared.custody.drain(drain_seconds)
+        left = [self._give_up(held) for held in tuple(shared.custody.held.values())]
+        if left:
+            await asyncio.wait([shared.custody.own(work) for work in left], timeout=_CLOSE_SECONDS)
         shared.closed = True
+        await self._close_ledger()
+
+    async def _give_up(self, held: Held) -> None:
+        rule = self._abort_rule("the fence was closed while it was held")
+        await self._report(held.claim, held.holder, held.prepared.seq, rule)
+
+    async def _close_ledger(self) -> None:
+        shared = self._shared
+        closing = shared.custody.own(shared.store.aclose())
         if shared.keeper is not None:
-            await asyncio.to_thread(shared.keeper.close)
-        await shared.store.aclose()
+            with ThreadPoolExecutor(1) as pool:
+                await asyncio.get_running_loop().run_in_executor(pool, shared.keeper.close)
+        done, _ = await asyncio.wait((closing,), timeout=_CLOSE_SECONDS)
+        if not done:
+            _log.warning("%s did not close within %g s", shared.store.name, _CLOSE_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -441,6 +453,14 @@ class EffectFence:
     # --- admission --------------------------------------------------------------------------------
 
     async def _admit(self, claim: claims.Claim) -> tuple[rules.Answer, Applied | None]:
+        self._shared.custody.entering += 1
+        try:
+            return await self._ask(claim)
+        finally:
+            self._shared.custody.entered()
+
+    async def _ask(self, claim: claims.Claim) -> tuple[rules.Answer, Applied | None]:
+        """Swap the hopeful change, or decide on what stands there, until store and rules agree."""
         shared = self._shared
         store, keys = shared.store, claim.expect_fresh
         if shared.strict or store.peek(claim.intent_key):
@@ -469,7 +489,7 @@ class EffectFence:
         """A swap that was cut off may have been applied: a claim that nobody holds is undone."""
         in_doubt = getattr(error, "ran", None) is None
         if in_doubt and type(answer) is rules.Admit:
-            self._own(self._undo(claim, answer.holder))
+            self._shared.custody.own(self._undo(claim, answer.holder))
         if isinstance(error, errors.LedgerUnavailable):
             error.ran = False  # no ticket was handed out
 
@@ -513,7 +533,8 @@ class EffectFence:
             assert record is not None
             holder = answer.holder
             prepared = claims.ticket_of(claim, holder, record.stamp)
-            shared.held[holder.token] = Held(prepared, claim, holder, self._scope)
+            lapses_at = time.monotonic() + claim.lease_seconds
+            shared.custody.hold(Held(prepared, claim, holder, self._scope, lapses_at))
             shared.count("admitted")
             return Fresh(prepared)
         if type(answer) is rules.Replayed:
@@ -548,12 +569,12 @@ class EffectFence:
             try:
                 answer, _ = await self._try_commit(claim, holder, prepared.seq, content)
             except errors.LedgerUnavailable as error:
-                if delay is None or error.ran is None:
+                if delay is None or error.ran is None or error.closed:
                     raise
                 await asyncio.sleep(delay)
             else:
                 break
-        self._let_go(holder)
+        self._shared.custody.let_go(holder)
         if type(answer) is rules.Certify:
             return answer.cert
         if type(answer) is rules.Late:
@@ -602,10 +623,10 @@ class EffectFence:
         try:
             answer, _ = await self._decide(tuple(claim.expect_fresh), decide)
         except asyncio.CancelledError:
-            await self._see_through(self._decide(tuple(claim.expect_fresh), decide))
-            self._let_go(holder)
+            await self._shared.custody.see_through(self._decide(tuple(claim.expect_fresh), decide))
+            self._shared.custody.let_go(holder)
             raise
-        self._let_go(holder)
+        self._shared.custody.let_go(holder)
         if type(answer) is not rules.Said:
             _raise(answer)
 
@@ -614,7 +635,7 @@ class EffectFence:
         if type(prepared) is not PreparedEffect and not isinstance(prepared, PreparedEffect):
             raise TypeError(f"a PreparedEffect is wanted, not {type(prepared).__name__}")
         self._check_open()
-        held = self._shared.held.get(prepared.token)
+        held = self._shared.custody.held.get(prepared.token)
         if held is not None and held.prepared is prepared and held.scope == self._scope:
             return held.claim, held.holder  # the very object that was handed out, and frozen
         if not prepared.token.startswith(self._shared.store.epoch):
@@ -695,73 +716,32 @@ class EffectFence:
             reason=f"{_TRIES} others in a row came between look and write",
         )
 
-    # --- owned tasks ------------------------------------------------------------------------------
+    # --- renewals ---------------------------------------------------------------------------------
 
-    def _keep(self, prepared: PreparedEffect, lost: asyncio.Event) -> Kept:
+    def _keep(self, prepared: PreparedEffect, lost: Lost) -> Kept:
         assert self._shared.keeper is not None
-        return self._shared.keeper.keep(prepared, self.heartbeat, self.config.lease_ttl, lost)
+        lease = min(self.config.lease_ttl, self.config.max_hold or math.inf)
+        return self._shared.keeper.keep(prepared, self._renew, lease, lost)
 
     def _drop(self, kept: Kept) -> None:
         assert self._shared.keeper is not None
         self._shared.keeper.drop(kept)
 
-    def _own(self, work: Coroutine[Any, Any, Any], *, logged: bool = True) -> asyncio.Task[Any]:
-        """A task of this fence's own, drained by `aclose`; its failure is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._shared.owned.add(task)
-        task.add_done_callback(self._disown if logged else self._disown_quietly)
-        return task
+    async def _renew(self, prepared: PreparedEffect) -> float:
+        """Renew the lease; for how many seconds from now."""
 
-    def _disown_quietly(self, task: asyncio.Task[Any]) -> None:
-        """For work whose caller is told of its failure, unless it was cancelled away."""
-        self._shared.owned.discard(task)
-        if not task.cancelled():
-            task.exception()
-        self._wake_drain()
+        def renew(view: View) -> rules.Decision:
+            return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
 
-    def _disown(self, task: asyncio.Task[Any]) -> None:
-        self._shared.owned.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            level = logging.WARNING if isinstance(error, errors.FenceError) else logging.ERROR
-            _log.log(level, "%s", error, exc_info=level == logging.ERROR)
-        self._wake_drain()
-
-    async def _see_through(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Finish `work` although this task is being cancelled."""
-        task = self._own(work)
-        while not task.done():
-            try:
-                await asyncio.wait((task,))
-            except asyncio.CancelledError:
-                continue
-
-    def _let_go(self, holder: claims.Holder) -> None:
-        held = self._shared.held.get(holder.token)
-        if held is not None and held.holder.seal == holder.seal:
-            self._shared.held.pop(holder.token, None)
-        if self._shared.closing:
-            self._wake_drain()
-
-    def _wake_drain(self) -> None:
-        for future in tuple(self._shared.quiet):
-            wake(future)
-
-    async def _drain(self, seconds: float) -> None:
-        shared = self._shared
-        deadline = time.monotonic() + seconds
-        while True:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            shared.quiet.append(future)
-            try:
-                left = deadline - time.monotonic()
-                if left <= 0 or not (shared.held or shared.owned):
-                    return
-                async with asyncio.timeout(left):
-                    await future
-            except TimeoutError:
-                return
-            finally:
-                shared.quiet.remove(future)
+        with _unknown_if_unwritten():
+            claim, holder = self._spoken_for(prepared)
+            answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
+        if type(answer) is not rules.Said:
+            self._shared.custody.let_go(holder)
+            _raise(answer)
+        seconds = float(answer.value)
+        self._shared.custody.renewed(holder, seconds)
+        return seconds
 
     # --- small pieces -----------------------------------------------------------------------------
 
@@ -785,7 +765,8 @@ class EffectFence:
                 f"the request has {size} bytes, at most {shared.config.max_record_bytes} "
                 "(max_record_bytes); nothing ran"
             )
-        request.__dict__["_claim"] = (shared, self._scope, claim)
+        if not closing:  # else it is not held to what a new request is held to
+            request.__dict__["_claim"] = (shared, self._scope, claim)
         return claim
 
     def _offer(self) -> claims.Offer:
@@ -810,7 +791,7 @@ class EffectFence:
             raise errors.LedgerUnavailable(ledger=shared.store.name, reason="it is closed")
 
     def _intent_key(self, intent: str) -> str:
-        return claims.key("intent", intent, self._scope)
+        return claims.key("intent", check_name(intent, what="intent"), self._scope)
 
     def _domain_key(self, domain: str) -> str:
         return claims.key("domain", check_name(domain, what="domain"), self._scope)
@@ -828,8 +809,10 @@ class Opening:
         config: FenceConfig | None,
         accept_rollback: bool,
     ) -> None:
-        self._ledger = os.fspath(ledger)
-        self._config = config
+        self._ledger = os.fsdecode(ledger)
+        if not self._ledger:
+            raise ValueError("the ledger's name is empty; a path or 'memory:' is wanted")
+        self._config = _checked_config(config)
         self._accept_rollback = accept_rollback
         self._fence: EffectFence | None = None
 
@@ -848,6 +831,12 @@ class Opening:
     ) -> None:
         assert self._fence is not None
         await self._fence.aclose()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"this fence is not open yet, so it has no {name!r}: `await EffectFence.open(…)`, or "
+            "`async with EffectFence.open(…) as fence`"
+        )
 
     async def _open(self) -> EffectFence:
         return EffectFence(self._config, store=await self._store())
@@ -868,12 +857,20 @@ class Opening:
         )
 
 
+def _checked_config(config: FenceConfig | None) -> FenceConfig:
+    if config is None:
+        return FenceConfig()
+    if not isinstance(config, FenceConfig):
+        raise TypeError(f"a FenceConfig is wanted, not {type(config).__name__}")
+    return config
+
+
 @contextmanager
 def _unknown_if_unwritten() -> Iterator[None]:
     """A holder's report that can't be written leaves open whether its effect ran."""
     try:
         yield
-    except errors.LedgerUnavailable as error:
+    except (errors.LedgerUnavailable, errors.LedgerCorrupt) as error:
         error.ran = None
         raise
 
@@ -894,9 +891,9 @@ def _said(decided: tuple[rules.Answer, Applied | View]) -> Any:
     return answer.value
 
 
-def _seconds(seconds: float) -> float:
-    if not seconds >= 0:
-        raise ValueError(f"wait_seconds is {seconds}; zero or more seconds are wanted")
+def _seconds(seconds: float, name: str = "wait_seconds") -> float:
+    if type(seconds) not in (int, float) or not seconds >= 0:
+        raise ValueError(f"{name} is {seconds!r}; zero or more seconds are wanted")
     return seconds
 
 

@@ -6,7 +6,7 @@ A body is canonical JSON (floats as Python prints them). Members by label:
               state ("in_flight" or "unknown"); also: reason, stale (a commit that was refused),
               since (of the claim, once it was renewed under `max_hold`)
     done      attempt, cert (ten members), fingerprint, hash, idempotency_key, started_ms
-    cleared   attempt, idempotency_key, request, started_ms
+    cleared   attempt, fingerprint, idempotency_key, request, started_ms
     domain    nothing until something is certified, then hash and clock of the head
     history   word (release, late commit, settle, clear), intent, seq, by, reason, forced
 
@@ -230,7 +230,9 @@ _OPEN: Final = _shape(
 _DONE: Final = _shape(
     attempt=int, cert=dict, fingerprint=str, hash=str, idempotency_key=str, started_ms=int
 )
-_CLEARED: Final = _shape(attempt=int, idempotency_key=str, request=dict, started_ms=int)
+_CLEARED: Final = _shape(
+    attempt=int, fingerprint=str, idempotency_key=str, request=dict, started_ms=int
+)
 _HEAD: Final = _shape(clock=dict, hash=str)
 _HISTORY: Final = _shape(by=str, forced=bool, intent=str, reason=str, seq=int, word=str)
 _REQUEST: Final = _shape(

@@ -305,11 +305,13 @@ def prepare(
             errors.DomainRace(domain=claim.domain, expected=claim.own_seq, actual=actual)
         )
     offer = make_offer()
+    # A provider answers one key with one receipt: it stays only while the action is the same one.
+    same = bool(body) and body["fingerprint"].encode() == claim.fingerprint
     holder = holder_of(
         claim,
         attempt=body["attempt"] + 1 if body else 1,
         token=offer.token,
-        idempotency_key=body["idempotency_key"] if body else offer.idempotency_key,
+        idempotency_key=body["idempotency_key"] if same else offer.idempotency_key,
         started_ms=offer.started_ms,
     )
     expect = dict(claim.expect_fresh)
@@ -515,7 +517,9 @@ def _held(
         case Does.UNKNOWN:
             return record, body, _refuse(_unknown_error(claim.intent, body))
         case Does.LOST:
-            error = errors.LeaseLost(intent=claim.intent, reason="it is committed already")
+            error = errors.LeaseLost(
+                intent=claim.intent, reason="it is committed already", certified=True
+            )
             return record, body, _refuse(error)
         case _:
             return record, body, None
@@ -738,6 +742,7 @@ def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceCon
     cleared = encode(
         {
             "attempt": body["attempt"],
+            "fingerprint": body["fingerprint"],
             "idempotency_key": body["idempotency_key"],
             "request": request,
             "started_ms": body["started_ms"],
@@ -770,23 +775,37 @@ def reserve(domain_key: str, expected: int) -> Change:
 
 def evict(
     view: View, domain: str, domain_key: str, opens: Iterable[tuple[str, int]], config: FenceConfig
-) -> Decision:
-    """Forget a domain that nobody uses; its numbers go on above a floor."""
+) -> errors.FenceError | None:
+    """Why a domain may not be forgotten yet, if so."""
+    held = held_domain(domain, domain_key, opens)
+    if held is not None:
+        return held
     record = view.records[domain_key]
-    if record is None:
-        return Decision(Said(False))
-    named = [seq for key_, seq in opens if key_ == domain_key]
-    if named:
-        return _refuse(_evict_refused(domain, f"an open intent names seq {min(named)} of it"))
     quiet = NEVER if config.result_ttl is None else config.result_ttl
-    if view.now - record.at < quiet:
-        return _refuse(_evict_refused(domain, f"it moved within result_ttl, {quiet:g} s"))
-    put = Put(domain_key, delete=True, floor=True)
-    return Decision(Said(True), Change({domain_key: _as_seen(record)}, (put,)))
+    if record is not None and view.now - record.at < quiet:
+        return _in_use(domain, f"it moved within result_ttl, {quiet:g} s")
+    return None
 
 
-def _evict_refused(domain: str, reason: str) -> errors.FenceError:
+def held_domain(
+    domain: str, domain_key: str, opens: Iterable[tuple[str, int]]
+) -> errors.FenceError | None:
+    held = [seq for key_, seq in opens if key_ == domain_key]
+    return _in_use(domain, f"an open intent holds seq {min(held)}") if held else None
+
+
+def _in_use(domain: str, reason: str) -> errors.FenceError:
     return errors.HolderAlive(intent=domain, state="in use", reason=reason)
+
+
+def move_on(domain_key: str, record: Record) -> Change:
+    """Take a number that nobody gets."""
+    return Change({domain_key: _as_seen(record)}, (Put(domain_key),))
+
+
+def forget(domain_key: str, record: Record) -> Change:
+    """Its numbers go on above a floor."""
+    return Change({domain_key: _as_seen(record)}, (Put(domain_key, delete=True, floor=True),))
 
 
 def _shown(record: Record, state: State) -> IntentState:

@@ -269,8 +269,12 @@ class FileStore:
 
     def _refusal(self, ran: bool | None) -> LedgerUnavailable | LedgerCorrupt:
         if self._why_ended is None:
-            return self._unavailable("it is closed", ran)
-        return self._why_ended.make(ran)
+            error: LedgerUnavailable | LedgerCorrupt = self._unavailable("it is closed", ran)
+        else:
+            error = self._why_ended.make(ran)
+        if isinstance(error, LedgerUnavailable):
+            error.closed = True
+        return error
 
     # Serving (the store's own thread) -------------------------------------------------------------
 

@@ -468,9 +468,7 @@ class Reader:
         check, values = self._check_body, bodies
         found: Iterable[bytes]
         if "size" in columns:
-            found = _cuts(line, columns["size"])
-            if len(bodies) != len(labels):
-                raise _Refused("another number of bodies than it says")
+            found = _cuts(line, columns["size"], bodies)
         elif bodies:
             raise _Refused("bodies that belong to nobody")
         elif "text" in columns:
@@ -479,7 +477,7 @@ class Reader:
         elif "base64" in columns:
             found = values = [_unbase64(text) for text in columns["base64"]]
         else:
-            return repeat(b"")
+            found, values = repeat(b""), [b""] * len(labels)
         if check is not None:
             for label, value in zip(labels, values, strict=True):
                 check(label, value)
@@ -558,7 +556,7 @@ class Reader:
                     raise _Refused(f"the body of {key!r} is not where it should be")
                 body = line[cut_at : cut_at + size]
                 cut_at += size + 1
-                if line[cut_at - 1] != (_COMMA if used < len(bodies) - 1 else _BRACKET):
+                if used < len(bodies) - 1 and size != len(orjson.dumps(bodies[used])):
                     raise _Refused(f"the body of {key!r} is not as long as it says")
                 if check is not None:
                     check(label, bodies[used])
@@ -569,6 +567,8 @@ class Reader:
                     check(label, _value_of(body))
             else:
                 body = b""
+                if check is not None and len(names) > 1:
+                    check(label, body)
             if len(names) == 1:
                 put_one(key, None)
             else:
@@ -616,18 +616,18 @@ def _bad_line(data: bytes, start: int, end: int) -> str:
     return "its hash does not match: it, or a line before it, was changed, lost or moved"
 
 
-def _cuts(line: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """The exact bytes of the bodies, which stand at the end of the line before its hash."""
-    if min(sizes) < 1:
-        raise _Refused("a body without a size")
-    at = line.index(_BODIES) + len(_BODIES)
-    starts = list(accumulate(sizes, lambda at, size: at + size + 1, initial=at))
-    cuts = [line[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    last = starts.pop()
-    separators = {line[start - 1] for start in starts[1:]}
-    if last != len(line) - len(_HASH) - _TAIL + 1 or not separators <= {_COMMA}:
+def _cuts(line: bytes, sizes: Sequence[int], bodies: Sequence[Any]) -> list[bytes]:
+    """The exact bytes of the bodies, which stand at the end of the line before its hash.
+
+    A line is its own echo, so where each size is that of its value's echo the cuts are right.
+    """
+    if len(sizes) != len(bodies):
+        raise _Refused("another number of bodies than it says")
+    if list(sizes) != list(map(len, map(orjson.dumps, bodies))):
         raise _Refused("the bodies are not as long as they say")
-    return cuts
+    at = line.index(_BODIES) + len(_BODIES)
+    starts = accumulate(sizes, lambda at, size: at + size + 1, initial=at)
+    return [line[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def _other_body(put: dict[str, Any]) -> bytes:
