@@ -1,12 +1,15 @@
 """Whose process still lives: one locked byte of `<ledger>.alive` for each store that is open.
 
 1.  A store's writer id is a random number of 62 bits, and the offset of the byte it holds. Ids are
-    never issued twice, so one that was seen dead stays dead.
+    never issued twice.
 2.  The lock is a POSIX record lock: the operating system drops it when the process ends, however
     it ends; a fork does not inherit it, and a reused process number or another container's process
     table cannot be mistaken for it.
 3.  POSIX drops all of a process's locks on a file when *any* descriptor of that file is closed. So
-    each process keeps one descriptor per file, in `_files`, for as long as a byte is held.
+    each process keeps one descriptor per file, in `_files`, for as long as a byte is held. What it
+    can't prevent is other code of the process opening and closing the file (a backup of the folder,
+    say): `hold_on` takes the bytes again, before each batch. A holder that was taken for dead
+    meanwhile is unknown, never run again, and its own commit still counts.
 4.  The kernel does not tell a process about its own locks. What this process holds is known from
     `_files`, never asked.
 """
@@ -24,7 +27,6 @@ from dataclasses import dataclass, field
 from effectfence.stores.machine import call_in_child, check_file, close_file, open_file
 
 _BITS = 62
-_dead: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -49,6 +51,12 @@ class Holder:
         self._offset = offset
         self.id = f"{offset:016x}"
 
+    def hold_on(self) -> None:
+        """Take the byte again, in case other code of this process lost it; costs 1 µs."""
+        with _lock:
+            if self._offset in self._file.held:
+                fcntl.lockf(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset)
+
     def release(self) -> None:
         with _lock:
             file = self._file
@@ -65,21 +73,16 @@ class Holder:
         """Whether the process behind this id is known to be dead."""
         if writer == self.id:
             return False
-        if writer in _dead:
-            return True
         try:
             offset = int(writer, 16)
         except ValueError:
             return False
         with _lock:
-            gone = (
+            return (
                 0 <= offset < 1 << _BITS
                 and offset not in self._file.held
                 and not _is_locked(self._file.descriptor, offset)
             )
-        if gone:
-            _dead.add(writer)
-        return gone
 
 
 def _opened(path: str) -> tuple[tuple[int, int], _AliveFile]:

@@ -345,6 +345,7 @@ class LedgerFile:
         """With the order lock, and everything that others appended read and durable."""
         with self._lock.held(self.refresh):
             with self._fatal():
+                self.holder.hold_on()
                 self._catch_up()
             yield
 
