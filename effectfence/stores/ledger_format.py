@@ -55,7 +55,6 @@ SECTOR: Final = 512
 _LARGEST: Final = 1 << 62
 _HASH: Final = b',"hash":"'
 _BODIES: Final = b'],"bodies":['
-_COMMA, _BRACKET = b",]"
 _CLOSE: Final = b'"}\n'
 _TAIL: Final = 64 + len(_CLOSE)
 _SHORTEST_LINE: Final = len(b'{"n":1') + len(_HASH) + _TAIL

@@ -6,15 +6,19 @@ process uses, so that a tracer can count the ledger's own calls; both outlive th
 may cut even such a write: hence a newline on both sides, and half a word is no word.
 """
 
+# ruff: noqa: ASYNC230 - nobody else is on these loops
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import random
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from effectfence import (
     FenceConfig,
     FenceError,
     Fresh,
+    IntentInFlight,
     LedgerCorrupt,
     LedgerUnavailable,
     OutcomeUnknown,
@@ -221,6 +226,53 @@ async def hold(spec: dict[str, Any], world: World) -> None:
     await fence.aclose(drain_seconds=0)
 
 
+async def race(spec: dict[str, Any], world: World) -> None:
+    """Round after round: with another process at the barrier, open a new ledger, want the same."""
+    with open(spec["barrier"], "r+b") as file:
+        rounds = mmap.mmap(file.fileno(), 0)
+    mine, count = spec["mine"], spec["count"]
+    for round_ in range(1, count + 1):
+        _meet(rounds, mine, round_)
+        folder = Path(spec["ledger"]).parent / f"{round_}"
+        fence = await opened({**spec, "ledger": folder / "effects.jsonl"})
+        await handle(fence, world, f"i{6 * round_}")
+        _meet(rounds, mine + 16, round_)  # nobody leaves while another still asks
+        await fence.aclose(drain_seconds=0)
+
+
+def _meet(rounds: mmap.mmap, mine: int, round_: int) -> None:
+    theirs = mine ^ 8
+    rounds[mine : mine + 8] = round_.to_bytes(8, "big")
+    while int.from_bytes(rounds[theirs : theirs + 8], "big") < round_:
+        time.sleep(0)
+
+
+async def jump(spec: dict[str, Any], world: World) -> None:
+    """One intent held, one done, and a wall clock that is set before each question."""
+    fence = await opened(spec)
+    other = await opened(spec)
+    held = await fence.prepare(request_of("i0"))
+    assert isinstance(held, Fresh)
+    await handle(fence, world, "i6")
+    random_ = random.Random(1)
+    told = {"in_flight": 0, "replayed": 0}
+    walls = []
+    for _ in range(spec["count"]):
+        with open(spec["offset"], "w") as file:
+            file.write(random_.choice(("-3600", "+1d", "+2h", "-2h", "-2d", "+0", "+40d")))
+        walls.append(time.time())
+        try:
+            await other.prepare(request_of("i0"))
+        except IntentInFlight:
+            told["in_flight"] += 1
+        told["replayed"] += isinstance(await other.prepare(request_of("i6")), Replay)
+        await fence.heartbeat(held.prepared)
+    world.tell("jumped", widest=max(walls) - min(walls), **told)
+    await report(fence, world, held.prepared, "commit")
+    await other.aclose(drain_seconds=0)
+    await fence.aclose(drain_seconds=0)
+
+
 async def fill(spec: dict[str, Any], world: World) -> None:
     """No file may grow beyond a limit that stops a batch at any of its bytes; then it may."""
     fence = await opened(spec)
@@ -264,7 +316,7 @@ async def report_late(fence: EffectFence, world: World, ticket: PreparedEffect) 
         world.tell("refused", ticket.intent, code=error.code, ran=error.ran)
 
 
-JOBS = {job.__name__: job for job in (small, endless, die_at, hold, fill)}
+JOBS = {job.__name__: job for job in (small, endless, die_at, hold, fill, race, jump)}
 
 
 def warm_up() -> None:

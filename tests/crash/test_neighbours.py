@@ -1,0 +1,224 @@
+"""Other processes on the same ledger: they open it together, read while others write, stop in the
+midst of it and come back from the dead."""
+
+# ruff: noqa: ASYNC110, ASYNC240 - other processes have no events to wait for
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from effectfence import (
+    EffectFence,
+    FenceConfig,
+    Fresh,
+    LedgerUnavailable,
+    OutcomeUnknown,
+    records,
+)
+from effectfence.stores.file import verify
+from tests.crash.conftest import LONG
+from tests.crash.forks import Forks, complaint
+from tests.crash.judge import Notes, judged
+from tests.crash.worker import World, request_of, result_of
+
+ROUNDS = 10_000 if LONG else 1000
+
+
+def places(folder: Path) -> dict[str, Path]:
+    return {"ledger": folder / "ledger" / "effects.jsonl", "notes": folder}
+
+
+async def test_two_processes_that_open_one_ledger_together(forks: Forks, scratch: Path) -> None:
+    """Row 3: a new ledger each round, and both want the same intent."""
+    barrier = scratch / "barrier"
+    barrier.write_bytes(bytes(32))
+    pair = [
+        forks.start("race", mine=mine, count=ROUNDS, barrier=str(barrier), **places(scratch))
+        for mine in (0, 8)
+    ]
+    for process in pair:
+        assert await asyncio.to_thread(forks.wait, process) == 0, complaint(scratch)
+    notes = Notes.read(scratch)
+    assert sorted(effect["intent"] for effect in notes.effects) == sorted(
+        f"i{6 * round_}" for round_ in range(1, ROUNDS + 1)
+    )
+    assert len(list(notes.told("fresh"))) == ROUNDS
+    assert len(notes.words) == 3 * ROUNDS, "one claims and is done; the other is told something"
+    for round_ in range(1, ROUNDS + 1):
+        ledger = scratch / "ledger" / f"{round_}" / "effects.jsonl"
+        assert verify(str(ledger), records.check_body).changes == 2
+
+
+# Reading beside writers ---------------------------------------------------------------------------
+
+
+async def test_a_reader_sees_a_prefix_of_the_truth(forks: Forks, scratch: Path) -> None:
+    """Row 27: all that had been acknowledged when it looked, nothing torn, nothing taken back."""
+    at = places(scratch)
+    writers = [forks.start("endless", seed=i, first=0, callers=3, **at) for i in range(2)]
+    while not at["ledger"].exists() or not (scratch / "words").exists():
+        await asyncio.sleep(0.01)
+    ends = time.monotonic() + (600 if LONG else 5)
+    reads = changes = 0
+    shown: dict[str, str] = {}
+    async with EffectFence.open(at["ledger"]) as fence:
+        while time.monotonic() < ends:
+            told = Notes.read(scratch)
+            summary = verify(str(at["ledger"]), records.check_body)
+            assert summary.changes >= changes
+            changes = summary.changes
+            listed = {r.intent: r.cert.hash async for r in fence.intents("done") if r.cert}
+            assert shown.items() <= listed.items(), "nothing is taken back"
+            shown = listed
+            assert {(w["intent"], w["cert"]) for w in told.told("done")} <= shown.items()
+            assert whole_lines(at["ledger"].read_bytes())
+            reads += 3
+    for process in writers:
+        assert forks.kill(process) == -signal.SIGKILL, complaint(scratch)
+    assert await judged(at["ledger"], Notes.read(scratch), again=True) == []
+    async with EffectFence.open(at["ledger"]) as fence:
+        listed = {r.intent: r.cert.hash async for r in fence.intents("done") if r.cert}
+    assert shown.items() <= listed.items()
+    assert reads > 20
+    print(f"{reads} readings, {changes} changes, {len(shown)} intents")
+
+
+def whole_lines(data: bytes) -> bool:
+    """What `tail` shows, up to its last newline, is JSON line by line."""
+    lines = data[: data.rfind(b"\n")].split(b"\n")
+    return all(isinstance(json.loads(line), dict) for line in (*lines[:2], *lines[-20:]))
+
+
+# Stopped, and back --------------------------------------------------------------------------------
+
+
+async def stopped(process: int) -> None:
+    """Wait until it is."""
+    while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        await asyncio.sleep(0.005)
+
+
+async def test_a_holder_that_sleeps_past_its_lease_may_still_say_what_it_did(
+    forks: Forks, scratch: Path
+) -> None:
+    """Row 28, "fence": meanwhile everybody is told that nobody knows."""
+    at = places(scratch)
+    brief = {"lease_ttl": 0.2}
+    process = forks.start("hold", intents=(0, 100), config=brief, **at)
+    await stopped(process)
+    await asyncio.sleep(0.3)
+    async with EffectFence.open(at["ledger"], FenceConfig(**brief)) as fence:
+        for i in range(100):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await fence.prepare(request_of(f"i{i}"))
+            assert caught.value.ran is None
+        os.kill(process, signal.SIGCONT)
+        assert forks.wait(process) == 0, complaint(scratch)
+        states = [record.state async for record in fence.intents()]
+    assert states == ["done"] * 100
+    notes = Notes.read(scratch)
+    assert len(list(notes.told("done"))) == 100
+    assert await judged(at["ledger"], notes) == []
+
+
+async def test_a_holder_that_was_replaced_while_it_slept_is_refused(
+    forks: Forks, scratch: Path
+) -> None:
+    """Row 28, "takeover": its commits come after, or before, those of who took over."""
+    at = places(scratch)
+    brief = {"lease_ttl": 0.2, "on_lease_expiry": "takeover"}
+    process = forks.start("hold", intents=(0, 100), config=brief, **at)
+    await stopped(process)
+    await asyncio.sleep(0.3)
+    config = FenceConfig(lease_ttl=60.0, on_lease_expiry="takeover")
+    world = World(scratch)
+    async with EffectFence.open(at["ledger"], config) as fence:
+        tickets = []
+        for i in range(100):
+            admission = await fence.prepare(request_of(f"i{i}"))
+            assert isinstance(admission, Fresh)
+            assert admission.prepared.attempt == 2
+            tickets.append(admission.prepared)
+            world.fire(admission.prepared)
+        certs = [await fence.commit(t, result_of(t.intent)) for t in tickets[:50]]
+        os.kill(process, signal.SIGCONT)
+        assert forks.wait(process) == 0, complaint(scratch)
+        certs += [await fence.commit(t, result_of(t.intent)) for t in tickets[50:]]
+        for cert in certs:
+            world.tell("done", cert.intent, cert=cert.hash)
+    notes = Notes.read(scratch)
+    refused = [word["code"] for word in notes.told("refused")]
+    assert refused == ["lease_lost"] * 100
+    assert next(notes.told("late"))["count"] == 100
+    assert len(notes.effects) == 200, "that is what takeover costs"
+    assert await judged(at["ledger"], notes, policy="takeover") == []
+
+
+async def test_processes_that_stop_at_random_only_delay_the_others(
+    forks: Forks, scratch: Path
+) -> None:
+    """Row 28: stopped in the midst of a batch too, while they hold the order lock."""
+    at = places(scratch)
+    chance = random.Random(7)
+    writers = [forks.start("endless", seed=i, first=0, callers=3, **at) for i in range(3)]
+    await asyncio.sleep(0.1)
+    counts = []
+    for _ in range(60):
+        process = chance.choice(writers)
+        os.kill(process, signal.SIGSTOP)
+        await asyncio.sleep(chance.random() * 0.05)
+        os.kill(process, signal.SIGCONT)
+        await asyncio.sleep(chance.random() * 0.01)
+        counts.append((scratch / "words").stat().st_size)
+    for process in writers:
+        assert forks.kill(process) == -signal.SIGKILL, complaint(scratch)
+    assert len(set(counts)) > 20, "it went on"
+    assert await judged(at["ledger"], Notes.read(scratch), again=True) == []
+
+
+# The ground gives way -----------------------------------------------------------------------------
+
+
+def replaced(ledger: Path) -> None:
+    shutil.copy2(ledger, ledger.with_name("copy"))
+    ledger.with_name("copy").replace(ledger)
+
+
+def removed(ledger: Path) -> None:
+    ledger.unlink()
+
+
+def folder_removed(ledger: Path) -> None:
+    shutil.rmtree(ledger.parent)
+
+
+@pytest.mark.parametrize("harm", [replaced, removed, folder_removed])
+async def test_a_ledger_that_goes_away_during_the_effect(
+    scratch: Path, harm: Callable[[Path], None]
+) -> None:
+    """Row 26: the commit is not acknowledged, its ticket and result are not lost, and nobody is
+    let through."""
+    ledger = places(scratch)["ledger"]
+    fence = await EffectFence.open(ledger)
+    admission = await fence.prepare(request_of("i0"))
+    assert isinstance(admission, Fresh)
+    harm(ledger)
+    with pytest.raises(LedgerUnavailable, match="while in use") as caught:
+        await fence.commit(admission.prepared, result_of("i0"))
+    assert caught.value.ran is True
+    assert caught.value.prepared is admission.prepared
+    assert caught.value.result == result_of("i0")
+    with pytest.raises(LedgerUnavailable) as caught:
+        await fence.prepare(request_of("i6"))
+    assert caught.value.ran is False
+    await fence.aclose(drain_seconds=0)
