@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
@@ -110,6 +111,12 @@ async def claimed(
     admission = await fence.prepare(request or asked(**fields))
     assert isinstance(admission, Fresh)
     return admission.prepared
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others run until it holds; the test's timeout is the bound."""
+    while not condition():  # noqa: ASYNC110 - nobody could set an event for what a test looks at
+        await asyncio.sleep(0)
 
 
 async def words_of(fence: EffectFence, intent: str) -> list[dict[str, Any]]:

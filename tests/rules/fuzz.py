@@ -38,7 +38,9 @@ from effectfence import (
     claims,
     rules,
 )
+from effectfence import custody as custody_module
 from effectfence import fence as fence_module
+from effectfence.leases import Lost, Renew
 from effectfence.models import OnLeaseExpiry
 from effectfence.stores.contract import ANY, Change, Put, View
 from tests.checker import History, double_effects, violations
@@ -57,7 +59,7 @@ class SimKeeper:
     """Renews on the SimLoop, as the real keeper does in its thread."""
 
     def keep(
-        self, prepared: PreparedEffect, renew: Any, lease_seconds: float, lost: asyncio.Event
+        self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: Lost
     ) -> asyncio.Task[None]:
         async def renewing() -> None:
             while True:
@@ -67,6 +69,7 @@ class SimKeeper:
                 except LedgerUnavailable:
                     continue
                 except FenceError:
+                    lost.known = True
                     lost.set()
                     return
 
@@ -381,7 +384,10 @@ def simulated() -> Iterator[_Clock]:
     system = types.SimpleNamespace(urandom=clock.urandom, fspath=os.fspath)
     logging.disable(logging.ERROR)
     try:
-        with mock.patch.multiple(fence_module, time=clock, os=system):
+        with (
+            mock.patch.multiple(fence_module, time=clock, os=system),
+            mock.patch.object(custody_module, "time", clock),
+        ):
             yield clock
     finally:
         logging.disable(logging.NOTSET)
@@ -480,7 +486,7 @@ def _takeover_under_fence() -> Any:
         claim.takeover = True
         return claim
 
-    return mock.patch.object(rules, "claim_of", taking)
+    return mock.patch.object(claims, "claim_of", taking)
 
 
 MUTANTS: dict[str, tuple[OnLeaseExpiry, Callable[[], Any]]] = {
