@@ -4,7 +4,7 @@ Everything importable from here is public; everything else may change.
 """
 
 from effectfence.clock import VectorClock
-from effectfence.effects import current_effect
+from effectfence.effects import current_effect, lease_lost
 from effectfence.errors import (
     CausalConflict,
     CommitConflict,
@@ -77,4 +77,14 @@ __all__ = [
     "ResultNotRecorded",
     "VectorClock",
     "current_effect",
+    "lease_lost",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """`effectfence.__version__`, looked up when somebody asks: it costs more than the import."""
+    if name != "__version__":
+        raise AttributeError(f"module 'effectfence' has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("effectfence-asyncio")

@@ -2,8 +2,9 @@
 
 Invariants:
 
-1. A model's args are encoded canonically when it is built; what is in the fingerprint, the record
-   and the certificate are those bytes, whatever the caller does to its objects afterwards.
+1. A request's args are encoded canonically when it is built; what is in the fingerprint, the record
+   and the certificate are those bytes. The model shows what they decode to, whatever the caller
+   does to its objects afterwards; only what `ignore` names stays the caller's own.
 2. A certificate or ticket that this library made itself is not validated again (`_trusted`); one
    that comes from outside is.
 3. `ticket -> JSON -> ticket` and `cert -> JSON -> cert` give equal objects.
@@ -19,11 +20,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from effectfence.canonical import check_name, encode
+from effectfence.canonical import check_name, detached, encode
 from effectfence.clock import VectorClock
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, StringConstraints(strict=True)]
+Name = Annotated[
+    str, StringConstraints(strict=True, min_length=1, max_length=1024, pattern=r"^[^\x00]*$")
+]
+Hash = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 OnLeaseExpiry = Literal["fence", "takeover"]
 IntentState = Literal["in_flight", "expired", "unknown", "done", "cleared"]
 
@@ -62,10 +67,10 @@ class EffectRequest(_Frozen):
     args: dict[str, Any] = Field(default_factory=dict)
     agent: Name
     read_set: tuple[ReadSetEntry, ...] = ()
-    parent: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+    parent: Hash | None = None
     known_clock: VectorClock = Field(default_factory=lambda: VectorClock.trusted({}))
-    ignore: tuple[str, ...] = ()
-    result_ttl: Annotated[float, Field(gt=0)] | None = None
+    ignore: tuple[Text, ...] = ()
+    result_ttl: Annotated[float, Field(strict=True, gt=0)] | None = None
     on_lease_expiry: OnLeaseExpiry | None = None
 
     def model_post_init(self, _context: Any, /) -> None:
@@ -73,7 +78,11 @@ class EffectRequest(_Frozen):
         if self.read_set:
             _check_read_set(self.read_set)
         args = without(self.args, self.ignore) if self.ignore else self.args
-        self.__dict__["_args"] = encode(args, max_depth=MAX_DEPTH, name="args")
+        data = encode(args, max_depth=MAX_DEPTH, name="args")
+        own = detached(args, data)
+        for path in self.ignore:
+            _put_back(own, self.args, path.split("."))
+        self.__dict__.update(args=own, _args=data)
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """A validated copy, so that what was derived from the old fields never stays."""
@@ -101,8 +110,8 @@ class PreparedEffect(_Frozen):
     seq: Annotated[int, Field(ge=1, strict=True)]
     vector_clock: VectorClock
     attempt: Annotated[int, Field(ge=1, strict=True)]
-    token: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    idempotency_key: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    token: Hash
+    idempotency_key: Annotated[str, StringConstraints(strict=True, min_length=1, max_length=64)]
     started_ms: Annotated[int, Field(ge=0, strict=True)]
     """Unix milliseconds by the preparer's wall clock, to find the effect in the tool's own log."""
 
@@ -139,17 +148,17 @@ class EffectCert(_Frozen):
     `hash` is the lower-case hex SHA-256 over the canonical JSON of the other ten members.
     """
 
-    intent: str
-    parent: str | None
-    domain: str
-    seq: int
-    tool: str
+    intent: Text
+    parent: Text | None
+    domain: Text
+    seq: Annotated[int, Field(strict=True)]
+    tool: Text
     args: dict[str, Any]
     result: Any
     vector_clock: VectorClock
     read_set: tuple[ReadSetEntry, ...]
-    agent: str
-    hash: str
+    agent: Text
+    hash: Text
 
     def canonical(self) -> bytes:
         """The bytes that the hash is over."""
@@ -240,7 +249,7 @@ class FenceConfig(_Frozen):
     retry_horizon: Seconds | None = None
     on_lease_expiry: OnLeaseExpiry = "fence"
     causal: Literal["off", "strict"] = "off"
-    max_record_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024
+    max_record_bytes: Annotated[int, Field(strict=True, gt=0)] = 1024 * 1024
 
     def model_post_init(self, _context: Any, /) -> None:
         self.check_lifetime(math.inf if self.result_ttl is None else self.result_ttl)
@@ -286,6 +295,7 @@ class FenceStats(_Frozen):
         )
 
     def log_line(self) -> str:
+        """All of it in one line, for a log."""
         return (
             f"effectfence since boot: admitted={self.admitted} replayed={self.replayed} "
             f"refused(stale={self.refused_stale} race={self.refused_race} "
@@ -310,6 +320,17 @@ def _drop(node: dict[str, Any], steps: list[str]) -> None:
     elif isinstance(below := node.get(head), dict):
         node[head] = below = dict(below)
         _drop(below, rest)
+
+
+def _put_back(node: dict[str, Any], original: dict[str, Any], steps: list[str]) -> None:
+    """Undo `_drop`: what the steps lead to in `original`, the very same object, into `node`."""
+    head, *rest = steps
+    if head not in original:
+        return
+    if not rest:
+        node[head] = original[head]
+    elif isinstance(below := original[head], dict) and head in node:
+        _put_back(node[head], below, rest)
 
 
 def _trusted(model: type[Model], fields: dict[str, Any]) -> Model:
