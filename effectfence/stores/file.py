@@ -431,7 +431,7 @@ class FileStore:
             answered, contents, undo = self._decide(operations, now)
             if contents:
                 try:
-                    file.append(contents, now)
+                    file.append(contents, len(undo), now)
                 except NotWritten as error:
                     self._take_back(undo, floor)
                     for operation in answered:

@@ -59,7 +59,9 @@ _log = logging.getLogger("effectfence")
 _CHUNK: Final = 4 << 20
 _MUCH: Final = 16 << 20
 _COMPACT_ABOVE: Final = 1 << 20
+_SUPERSEDED: Final = 4
 _SEAM_LONGEST: Final = 256
+_HEADER_LONGEST: Final = 1024
 
 CheckBody = Callable[[str, Any], None]
 """Given a record's label and its body (the JSON value, or the bytes of one that is not plain JSON):
@@ -101,7 +103,9 @@ class LedgerClock:
         return self._last
 
     def anchor(self, now: float) -> form.Anchor:
-        return form.Anchor(now, self.boot, self._machine.boottime(), self._machine.wall())
+        """What to write down with `now`: what the clock showed at exactly that time."""
+        boottime = self._boottime + (now - self._time)
+        return form.Anchor(now, self.boot, boottime, self._machine.wall())
 
     def heed(self, anchor: form.Anchor) -> None:
         """Somebody wrote this down: never be behind it."""
@@ -247,8 +251,7 @@ class LedgerFile:
             self.machine.sync(descriptor)
         finally:
             close_file(descriptor)
-        self.machine.rename(temporary, self.path)
-        sync_folder(self._folder, self.machine)
+        self.machine.rename(temporary, self.path)  # `_attach_alone` syncs the folder
         self._open_ledger()
 
     def _forget_cached(self) -> None:
@@ -349,8 +352,9 @@ class LedgerFile:
                 self._catch_up()
             yield
 
-    def append(self, contents: Sequence[bytes], now: float) -> None:
-        """Write these changes as one batch; when it returns they are durable."""
+    def append(self, contents: Sequence[bytes], records: int, now: float) -> None:
+        """Write these changes, of so many records, as one batch; then they are durable."""
+        assert now >= self.tip.anchor.now, "time went back"
         anchor = self.clock.anchor(now)
         data, tip = form.encode_batch(self.tip, contents, anchor, self.holder.id)
         self._write_or_take_back(data)
@@ -362,10 +366,18 @@ class LedgerFile:
                 raise self.unavailable(_sync_failed(error)) from error
             self._check_names()
         self._reader.tip = tip
+        self._reader.records_read += records
         self._write_mark()
 
     def wants_compaction(self) -> bool:
-        return self.tip.offset > self._compact_at
+        """Whether it would be worth the while: most of a file of some size is superseded.
+
+        A ledger that only grows is never rewritten; one that does not grow stays within about
+        four times what lives in it.
+        """
+        return self.tip.offset > self._compact_at and self._reader.records_read > _SUPERSEDED * len(
+            self.table.records
+        )
 
     def is_gone(self, writer: str) -> bool:
         return self.holder.is_gone(writer)
@@ -373,6 +385,7 @@ class LedgerFile:
     def _catch_up(self) -> None:
         if not self._has_names():
             self._follow_compaction()
+            self.clock.heed(self.tip.anchor)
         seen = self._lock.read()
         mark = self._lock.mark() if seen != self._seen else None
         if mark is not None and mark.suspect:
@@ -476,12 +489,16 @@ class LedgerFile:
         """Go on behind the seam, if what was compacted is exactly what stands in the table."""
         start = max(0, mark.seam_end - _SEAM_LONGEST)
         text = os.pread(self._file, mark.seam_end - start, start)
-        line = text[text.rfind(b"\n", 0, -1) + 1 :]
-        replaced, number, digest = form.decode_seam(line)
-        if replaced != last:
+        replaced, number, digest = form.decode_seam(text[text.rfind(b"\n", 0, -1) + 1 :])
+        first = os.pread(self._file, _HEADER_LONGEST, 0)
+        header = form.Reader(lambda key, record: None, lambda floor: None)
+        header.feed(first[: first.find(b"\n") + 1])
+        if replaced != last or header.header is None:
             return False
-        self._reader.tip = form.Tip(mark.seam_end, number, digest, n, 0, 0, self._reader.tip.anchor)
+        self._reader.header = header.header
+        self._reader.tip = form.Tip(mark.seam_end, number, digest, n, 0, 0, header.tip.anchor)
         self._reader.seam_end = mark.seam_end
+        self._reader.records_read = len(self.table.records)
         self._plan_compaction()
         return True
 
@@ -584,6 +601,7 @@ class LedgerFile:
         self._inode = os.fstat(descriptor).st_ino
         self._reader.tip = tip
         self._reader.seam_end = tip.offset
+        self._reader.records_read = len(self.table.records)
         self._write_mark()
         self._plan_compaction()
 

@@ -342,7 +342,8 @@ class Reader:
         self.header: Header | None = None
         self.seam_end = 0
         """Where the part that a compaction wrote ends; 0 while it has not been read."""
-        self.seam_start = 0
+        self.records_read = 0
+        """Puts so far, the superseded ones too."""
         self.replaced = b""
         """By the seam: the last hash of the file that this one took the place of."""
         self._put = put
@@ -460,6 +461,7 @@ class Reader:
         put = self._put
         for key, record in zip(keys, records, strict=True):
             put(key, record)
+        self.records_read += len(keys)
 
     def _kept_bodies(
         self, columns: dict[str, Any], labels: list[str], bodies: list[Any], line: bytes
@@ -488,7 +490,6 @@ class Reader:
         if self.tip.lines_left or value["line"] != self.tip.line + 1:
             raise _Refused("lines before it are missing")
         self.replaced = _text(value["compacted"]).encode()
-        self.seam_start = self.tip.offset
         self.seam_end = end
 
     def _read_opener(self, value: dict[str, Any], end: int) -> None:
@@ -520,6 +521,7 @@ class Reader:
             raise _Refused("the batch is not as long as it says")
         floor = _count(value.get("floor", 0))
         self._read_puts(value["puts"], value["bodies"], line, tip.anchor.now)
+        self.records_read += len(value["puts"])
         if floor:
             self._raise_floor(floor)
         tip.n = n

@@ -384,7 +384,15 @@ async def test_a_compaction_that_did_not_finish_leaves_nothing(ledger: Path) -> 
     await store.aclose()
 
 
-async def test_a_ledger_is_compacted_by_itself_when_it_has_doubled(ledger: Path) -> None:
+async def test_a_ledger_that_only_grows_is_not_compacted(ledger: Path) -> None:
+    store = await FileStore.open(ledger)
+    for i in range(20):
+        await store.swap(Change({}, (Put(f"k{i}", body=b'"%s"' % (b"x" * 100_000)),)))
+    await store.aclose()
+    assert b'"compacted":false' in ledger.read_bytes()[:200]
+
+
+async def test_a_ledger_of_superseded_records_is_compacted_by_itself(ledger: Path) -> None:
     store = await FileStore.open(ledger)
     for _ in range(40):
         await store.swap(Change({}, (Put("a", body=b'"%s"' % (b"x" * 100_000)),)))
