@@ -155,6 +155,7 @@ def check_body(label: str, value: Any) -> None:
 
 def _check_open(body: dict[str, Any]) -> None:
     _check_types(body, _OPEN)
+    _check_attempt(body)
     _check_request(body["request"])
     if type(body["lease"]) not in _NUMBER or type(body["result_seconds"]) not in _NUMBER_OR_NONE:
         raise ValueError("a lifetime is no number")
@@ -167,6 +168,8 @@ def _check_open(body: dict[str, Any]) -> None:
 
 def _check_done(body: dict[str, Any]) -> None:
     _check_types(body, _DONE)
+    _check_attempt(body)
+    _check_plain(body["hash"])
     cert = body["cert"]
     _check_request(cert)
     if type(cert["seq"]) is not int or "result" not in cert:
@@ -175,17 +178,31 @@ def _check_done(body: dict[str, Any]) -> None:
 
 def _check_cleared(body: dict[str, Any]) -> None:
     _check_types(body, _CLEARED)
+    _check_attempt(body)
     _check_request(body["request"])
 
 
 def _check_domain(body: dict[str, Any]) -> None:
     if body:
         _check_types(body, _HEAD)
+        _check_plain(body["hash"])
         _check_clock(body["clock"])
 
 
 def _check_history(body: dict[str, Any]) -> None:
     _check_types(body, _HISTORY)
+
+
+def _check_attempt(body: dict[str, Any]) -> None:
+    _check_plain(body["fingerprint"] + body["idempotency_key"])
+    if not 0 < body["attempt"] <= MAX_COUNT:
+        raise ValueError("an attempt's number is out of range")
+
+
+def _check_plain(digits: str) -> None:
+    """Such a text goes into other records as it is: nothing in it may need escaping."""
+    if not (digits.isascii() and digits.replace("-", "").isalnum()):
+        raise ValueError("a hash or a key is none")
 
 
 def _check_request(request: dict[str, Any]) -> None:

@@ -244,14 +244,16 @@ async def use(data: bytes, folder: Path) -> None:
         await fence.aclose(drain_seconds=0)
 
 
-def try_seed(lines: list[list[dict[str, Any]]], seed: int, folder: Path) -> bool:
+def try_seed(
+    lines: list[list[dict[str, Any]]], seed: int, folder: Path, *, using: bool = True
+) -> bool:
     """Whether this seed's ledger is one that can be read; what should not come out, comes out."""
     choice = Seeded(seed)
     data = mutated(lines[choice.choose(len(lines))], choice)
-    if not read(data):
-        return False
-    asyncio.run(use(data, folder))
-    return True
+    readable = read(data)
+    if readable and using:
+        asyncio.run(use(data, folder))
+    return readable
 
 
 def main() -> None:
