@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from effectfence.canonical import check_name, detached, encode
+from effectfence.canonical import check_name, decode, encode
 from effectfence.clock import VectorClock
 
 Text = Annotated[str, StringConstraints(strict=True)]
@@ -34,6 +34,8 @@ IntentState = Literal["in_flight", "expired", "unknown", "done", "cleared"]
 
 MAX_DEPTH = 64
 MAX_READ_SET = 64
+_UNCHANGING = frozenset({str, int, float, bool, type(None)})
+"""A dict of these alone needs no copy but pydantic's."""
 UNRECORDED = "$effectfence.unrecorded"
 """The one member of the object that stands in for a result that was not recorded."""
 
@@ -77,12 +79,13 @@ class EffectRequest(_Frozen):
         _check_names(self)
         if self.read_set:
             _check_read_set(self.read_set)
-        args = without(self.args, self.ignore) if self.ignore else self.args
-        data = encode(args, max_depth=MAX_DEPTH, name="args")
-        own = detached(args, data)
-        for path in self.ignore:
-            _put_back(own, self.args, path.split("."))
-        self.__dict__.update(args=own, _args=data)
+        given = self.args
+        args = without(given, self.ignore) if self.ignore else given
+        self.__dict__["_args"] = data = encode(args, max_depth=MAX_DEPTH, name="args")
+        if not _UNCHANGING.issuperset(map(type, args.values())):
+            self.__dict__["args"] = own = decode(data)
+            for path in self.ignore:
+                _put_back(own, given, path.split("."))
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """A validated copy, so that what was derived from the old fields never stays."""

@@ -139,11 +139,12 @@ async def test_a_fault_of_one_renewal_leaves_the_others_alone(
     loop = asyncio.get_running_loop()
     ticket = await claimed(EffectFence())
 
-    async def breaks(_ticket: PreparedEffect) -> None:
+    async def breaks(_ticket: PreparedEffect) -> float:
         raise ZeroDivisionError
 
-    async def works(_ticket: PreparedEffect) -> None:
+    async def works(_ticket: PreparedEffect) -> float:
         loop.call_soon_threadsafe(renewed.set)
+        return 0.03
 
     lost = asyncio.Event()
     keeper.keep(ticket, breaks, 0.03, lost)
@@ -160,12 +161,13 @@ async def test_a_ledger_that_is_away_for_a_moment_costs_no_lease() -> None:
     renewed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    async def flaky(_ticket: PreparedEffect) -> None:
+    async def flaky(_ticket: PreparedEffect) -> float:
         nonlocal calls
         calls += 1
         if calls < 3:
             raise LedgerUnavailable(ledger="memory:", reason="away")
         loop.call_soon_threadsafe(renewed.set)
+        return 0.9
 
     lost = asyncio.Event()
     keeper.keep(await claimed(EffectFence()), flaky, 0.9, lost)
@@ -177,7 +179,7 @@ async def test_a_ledger_that_is_away_for_a_moment_costs_no_lease() -> None:
 async def test_a_ledger_that_stays_away_loses_the_lease() -> None:
     keeper = Keeper()
 
-    async def away(_ticket: PreparedEffect) -> None:
+    async def away(_ticket: PreparedEffect) -> float:
         raise LedgerUnavailable(ledger="memory:", reason="away")
 
     lost = asyncio.Event()
