@@ -60,6 +60,7 @@ _CHUNK: Final = 4 << 20
 _MUCH: Final = 16 << 20
 _COMPACT_ABOVE: Final = 1 << 20
 _SUPERSEDED: Final = 4
+_SUSPECT: Final = "a sync of it failed; close it everywhere, then open it again"
 _SEAM_LONGEST: Final = 256
 _HEADER_LONGEST: Final = 1024
 
@@ -389,7 +390,7 @@ class LedgerFile:
         seen = self._lock.read()
         mark = self._lock.mark() if seen != self._seen else None
         if mark is not None and mark.suspect:
-            raise self.unavailable("a sync of it failed; close it everywhere, then open it again")
+            raise self.unavailable(_SUSPECT)
         size = os.fstat(self._file).st_size
         if seen == self._seen and size == self.tip.offset:
             return
@@ -472,13 +473,16 @@ class LedgerFile:
         self._open_ledger()
         self._seen = b""
         mark = self._lock.mark()
+        if mark is not None and mark.suspect:
+            raise self.unavailable(_SUSPECT)
         vouched = mark is not None and mark.inode == self._inode
         if mark is not None and vouched and self._take_up_at(mark, last, n):
             return
         self.table = Table()
         self._reader = self._new_reader()
         self._read_all()
-        if self.epoch != epoch or self.tip.n < n or not (vouched or self._reader.replaced == last):
+        known = (last, mark.hash) if mark is not None else (last,)
+        if self.epoch != epoch or self.tip.n < n or not (vouched or self._reader.replaced in known):
             raise self.unavailable("it was replaced while in use")
         if not vouched:  # the one who compacted died before it could say so
             self._sync_found()

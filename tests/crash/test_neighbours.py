@@ -6,11 +6,13 @@ midst of it and come back from the dead."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +27,14 @@ from effectfence import (
     OutcomeUnknown,
     records,
 )
-from effectfence.stores.file import verify
+from effectfence.stores.contract import Applied
+from effectfence.stores.file import FileStore, verify
+from effectfence.stores.machine import Machine
 from tests.crash.conftest import LONG
 from tests.crash.forks import Forks, complaint
 from tests.crash.judge import Notes, judged
 from tests.crash.worker import World, request_of, result_of
+from tests.stores.damage import change
 
 ROUNDS = 10_000 if LONG else 1000
 
@@ -222,3 +227,62 @@ async def test_a_ledger_that_goes_away_during_the_effect(
         await fence.prepare(request_of("i6"))
     assert caught.value.ran is False
     await fence.aclose(drain_seconds=0)
+
+
+async def test_two_compactions_of_which_the_second_one_died_before_its_mark(scratch: Path) -> None:
+    """Whoever slept through both follows: the mark vouches for the first, it for the second."""
+    ledger = places(scratch)["ledger"]
+    busy, idle = await FileStore.open(ledger), await FileStore.open(ledger)
+    await busy.swap(change("a"))
+    await busy.compact()
+    await busy.swap(change("b"))
+    mark = ledger.with_name("effects.jsonl.lock").read_bytes()
+    await busy.compact()
+    await busy.abandon()
+    ledger.with_name("effects.jsonl.lock").write_bytes(mark)
+    assert isinstance(await idle.swap(change("c")), Applied)
+    assert all((await idle.load("abc")).records.values())
+    await idle.aclose()
+    assert verify(str(ledger)).records == 3
+
+
+async def test_another_ledger_in_its_place_is_still_refused(scratch: Path) -> None:
+    ledger = places(scratch)["ledger"]
+    first, other = await FileStore.open(ledger), places(scratch / "other")["ledger"]
+    await first.swap(change("a"))
+    stranger = await FileStore.open(other)
+    await stranger.swap(change("a"))
+    await stranger.compact()
+    await stranger.aclose()
+    other.replace(ledger)
+    with pytest.raises(LedgerUnavailable, match="replaced while in use"):
+        await first.swap(change("b"))
+    await first.aclose()
+
+
+class FolderFails(Machine):
+    """Its folder can't be synced."""
+
+    def sync(self, descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync(descriptor)
+
+
+async def test_a_compaction_whose_name_may_be_lost_closes_the_ledger_everywhere(
+    scratch: Path,
+) -> None:
+    """Row 22: nobody tries that sync again, not even who follows the compaction."""
+    ledger = places(scratch)["ledger"]
+    first = await FileStore.open(ledger)
+    await first.swap(change("a"))
+    second = await FileStore.open(ledger, machine=FolderFails())
+    with pytest.raises(LedgerUnavailable, match="sync"):
+        await second.compact()
+    for store in (first, second):
+        with pytest.raises(LedgerUnavailable, match="sync"):
+            await store.swap(change("b"))
+        await store.aclose()
+    again = await FileStore.open(ledger)
+    assert isinstance(await again.swap(change("b")), Applied)
+    await again.aclose()

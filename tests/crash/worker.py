@@ -91,7 +91,7 @@ async def handle(fence: EffectFence, world: World, intent: str, **more: Any) -> 
     try:
         admission = await fence.prepare(request_of(intent, **more))
     except (LedgerUnavailable, LedgerCorrupt) as error:
-        world.tell("failed", intent, at="prepare", ran=error.ran)
+        world.tell("failed", intent, at="prepare", ran=error.ran, error=str(error))
         return False
     except OutcomeUnknown as error:
         world.tell("unknown", intent, ran=error.ran)
@@ -126,7 +126,7 @@ async def report(fence: EffectFence, world: World, prepared: PreparedEffect, end
     except (LedgerUnavailable, LedgerCorrupt) as error:
         kept = getattr(error, "prepared", None) is prepared
         kept &= getattr(error, "result", None) == result_of(intent)
-        world.tell("failed", intent, at=end, ran=error.ran, kept=kept)
+        world.tell("failed", intent, at=end, ran=error.ran, kept=kept, error=str(error))
         return False
     except (OutcomeUnknown, CommitStale) as error:
         world.tell("unknown", intent, ran=error.ran)
@@ -174,7 +174,7 @@ async def endless(spec: dict[str, Any], world: World) -> None:
             i = random_.randrange(max(0, now - 20), now + 1)
             now += i == now
             if not await handle(fence, world, f"i{i}"):
-                raise AssertionError("the ledger failed, though no disk did")
+                raise AssertionError("the ledger failed, though no disk did; see the words")
 
     async def compacting() -> None:
         while True:
