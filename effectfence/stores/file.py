@@ -380,7 +380,9 @@ class FileStore:
         left: list[_Operation] = []
         held_up: set[str] = set()
         for operation in operations:
-            if held_up.isdisjoint(operation.keys()) and self._is_answered(operation, now):
+            # A listing names no key: it waits for everything that was asked before it.
+            free = not left if type(operation) is _List else held_up.isdisjoint(operation.keys())
+            if free and self._is_answered(operation, now):
                 answered.append(operation)
             elif not (type(operation) is _Watch and self._is_watched(operation, held_up)):
                 held_up.update(operation.keys())

@@ -45,6 +45,7 @@ from effectfence.stores.machine import (
     Unsuitable,
     check_file,
     check_folder,
+    check_name,
     check_regular,
     close_file,
     explain,
@@ -147,6 +148,7 @@ class LedgerFile:
         with self._translated():
             make_folder(self._folder, machine)
             check_folder(self._folder)
+            check_name(path)
             self._lock = OrderLock(path)
             try:
                 self.holder = Holder(path + ".alive")

@@ -166,6 +166,16 @@ class Unsuitable(Exception):
     """One sentence on why a file or folder cannot hold a ledger."""
 
 
+def check_name(path: str) -> None:
+    """Before anything is made beside it: what stands there already, if anything, is a file."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise Unsuitable("it is a folder; the name of a file is wanted")
+
+
 def make_folder(path: str, machine: Machine) -> None:
     """Create the folder, 0700, and what is missing above it, durably."""
     if os.path.isdir(path):

@@ -509,3 +509,25 @@ async def test_a_fork_in_the_midst_of_batches_harms_nobody(ledger: Path) -> None
         assert isinstance(await swap, Applied)
     await store.aclose()
     assert verify(str(ledger)).changes == 20
+
+
+async def test_a_listing_asked_behind_a_write_shows_it(tmp_path: Path) -> None:
+    store = await FileStore.open(tmp_path / "l.jsonl")
+
+    async def listed() -> list[str]:
+        return [key async for view in store.scan("x") for key in view.records]
+
+    writing = asyncio.ensure_future(store.swap(Change({"k": ABSENT}, (Put("k", label="x"),))))
+    listing = asyncio.ensure_future(listed())
+    await writing
+    assert await listing == ["k"]
+    await store.aclose()
+
+
+async def test_a_folder_in_the_ledgers_place_is_refused_and_nothing_is_left_beside_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(LedgerUnavailable, match="folder"):
+        await FileStore.open(tmp_path / "folder")
+    assert os.listdir(tmp_path) == ["folder"]
