@@ -351,7 +351,7 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_logged(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    (owned,) = fence._shared.owned
+    (owned,) = fence._shared.custody.owned
     with caplog.at_level(logging.WARNING, logger="effectfence"):
         go_on.set()
         await asyncio.wait([owned])
@@ -638,7 +638,7 @@ async def test_a_refused_commit_is_held_no_more(fence: EffectFence) -> None:
     await fence.clear("lost", reason="test", by="ops", force=True)
     with pytest.raises(Exception, match="cleared"):
         await fence.commit(lost, 1)
-    assert not fence._shared.held
+    assert not fence._shared.custody.held
 
 
 async def test_effects_leave_nothing_held(fence: EffectFence) -> None:
@@ -650,7 +650,7 @@ async def test_effects_leave_nothing_held(fence: EffectFence) -> None:
         except (NotExecuted, ValueError):
             pass
     await fence.run(asked("i9"), plain)
-    assert not fence._shared.held
+    assert not fence._shared.custody.held
     assert fence._shared.keeper is not None
     assert not fence._shared.keeper._kept
 

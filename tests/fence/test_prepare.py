@@ -17,11 +17,14 @@ from effectfence import (
     IntentInFlight,
     LedgerUnavailable,
     OutcomeUnknown,
+    PreparedEffect,
     ReadSetEntry,
     ReadSetStale,
     Refused,
     Replay,
 )
+from effectfence.stores.contract import Applied, Change, View
+from effectfence.stores.memory import MemoryStore
 from tests.conftest import Clock, OpenFence, asked, claimed
 
 
@@ -422,6 +425,30 @@ async def test_waiting_ends_when_the_fence_is_closed(open_fence: OpenFence) -> N
         await waiting
     assert caught.value.ran is False
     assert await holder.lookup("charge:o1") is None
+
+
+class ReleasedInBetween(MemoryStore):
+    """When an expired lease is about to be written off, its holder's release comes first."""
+
+    async def swap(self, change: Change) -> Applied | View:
+        if any((put.tag or "").startswith("u:") for put in change.puts):
+            ticket, self.ticket = self.ticket, None
+            if ticket is not None:
+                await EffectFence(store=self).release(ticket, "connection refused")
+        return await super().swap(change)
+
+    ticket: PreparedEffect | None = None
+
+
+async def test_a_release_that_comes_between_look_and_write_frees_the_intent(clock: Clock) -> None:
+    store = ReleasedInBetween(clock)
+    fence = EffectFence(FenceConfig(lease_ttl=30), store=store)
+    facts = (ReadSetEntry(domain="stock", seq=0),)
+    store.ticket = await claimed(fence, read_set=facts)
+    clock.advance(30)
+    admission = await fence.prepare(asked(read_set=facts))
+    assert isinstance(admission, Fresh)
+    assert admission.prepared.attempt == 1
 
 
 # --- scopes ---------------------------------------------------------------------------------------

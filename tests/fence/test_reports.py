@@ -482,7 +482,7 @@ async def test_a_claim_whose_writing_is_in_doubt_is_released_behind_the_caller(
     with pytest.raises(LedgerUnavailable) as caught:
         await fence.prepare(asked())
     assert caught.value.ran is False, "no ticket was handed out, so nothing ran"
-    await asyncio.gather(*fence._shared.owned)
+    await asyncio.gather(*fence._shared.custody.owned)
     assert isinstance(await fence.prepare(asked()), Fresh)
 
 

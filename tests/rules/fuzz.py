@@ -489,6 +489,15 @@ def _takeover_under_fence() -> Any:
     return mock.patch.object(claims, "claim_of", taking)
 
 
+def _tag_without_certificate() -> Any:
+    done_change = rules._done_change
+
+    def vague(intent_key: str, domain_key: str, tag: str, *args: Any) -> Change:
+        return done_change(intent_key, domain_key, tag[:66], *args)
+
+    return mock.patch.object(rules, "_done_change", vague)
+
+
 MUTANTS: dict[str, tuple[OnLeaseExpiry, Callable[[], Any]]] = {
     "no token check at commit": ("takeover", _no_token_check),
     "expiry to absent": ("fence", _expiry_to_absent),
@@ -496,6 +505,7 @@ MUTANTS: dict[str, tuple[OnLeaseExpiry, Callable[[], Any]]] = {
     "token reused": ("fence", _token_reused),
     "release frees any attempt": ("takeover", _release_frees_any_attempt),
     "facts not checked at commit": ("fence", _facts_not_checked_at_commit),
+    "a commit takes another's certificate for its own": ("fence", _tag_without_certificate),
     "takeover under fence": ("fence", _takeover_under_fence),
 }
 

@@ -549,6 +549,24 @@ def test_a_late_commit_is_kept_once_however_often_it_comes() -> None:
     assert [word["word"] for word in case.world.words()].count("late commit") == 1
 
 
+def test_certificates_with_other_results_never_share_a_tag() -> None:
+    """Who sends a commit again, its answer lost, takes a view with its own tag for its own work."""
+    tags = []
+    for result in (RESULT, OTHER_RESULT):
+        case = made("in_flight", 1)
+        decided = rules.commit(case.world.view(), case.claim, case.holder, case.seq, result, CONFIG)
+        case.world.apply(decided)
+        tags.append(case.world.record().tag)
+        case = made("unknown", 1)
+        view = case.world.view()
+        case.world.apply(rules.settle(view, "i", INTENT, "", result.data, OPERATOR, CONFIG))
+        tags.append(case.world.record().tag)
+    committed, settled, other_committed, other_settled = tags
+    assert committed == settled
+    assert other_committed == other_settled
+    assert committed != other_committed
+
+
 def test_a_release_that_is_sent_again_is_taken_once() -> None:
     for attempt in (1, 2):
         case = made("in_flight", attempt)
