@@ -304,7 +304,9 @@ def guided(lines: list[list[dict[str, Any]]], seconds: int) -> None:
         choice = _Bytes(data)
         read(mutated(lines[choice.choose(len(lines))], choice))
 
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}"], one)
+    atheris.Setup(
+        [sys.argv[0], f"-max_total_time={seconds}", "-len_control=0", "-max_len=128"], one
+    )
     atheris.Fuzz()
 
 
