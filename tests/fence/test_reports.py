@@ -486,6 +486,31 @@ async def test_a_claim_whose_writing_is_in_doubt_is_released_behind_the_caller(
     assert isinstance(await fence.prepare(asked()), Fresh)
 
 
+@pytest.mark.parametrize("call", ["prepare", "heartbeat", "abort"])
+async def test_contention_beyond_the_bound_says_so(fence: EffectFence, call: str) -> None:
+    """Somebody else always comes between look and write: every loop ends."""
+    ticket = await claimed(fence)
+    store = fence._shared.store
+    swaps = 0
+
+    async def refused(change: Change) -> Any:
+        nonlocal swaps
+        swaps += 1
+        return await store.load(change.expect)
+
+    store.swap = refused  # type: ignore[method-assign]
+    calls: dict[str, Callable[[], Any]] = {
+        "prepare": lambda: fence.prepare(asked("other")),
+        "heartbeat": lambda: fence.heartbeat(ticket),
+        "abort": lambda: fence.abort(ticket, "socket closed"),
+    }
+    with pytest.raises(LedgerUnavailable, match="others in a row") as caught:
+        await calls[call]()
+    assert caught.value.ran is (False if call == "prepare" else None)
+    assert 10 < swaps < 1000
+    del store.swap
+
+
 async def test_a_word_that_could_not_be_written_never_says_that_nothing_ran(
     fence: EffectFence,
 ) -> None:
