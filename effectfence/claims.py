@@ -128,7 +128,7 @@ def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Cl
         expect_fresh=expect,
         takeover=(request.on_lease_expiry or config.on_lease_expiry) == "takeover",
         result_seconds=NEVER if ttl is None else ttl,
-        lease_seconds=config.lease_ttl,
+        lease_seconds=min(config.lease_ttl, config.max_hold or config.lease_ttl),
     )
 
 

@@ -16,6 +16,12 @@ from tests.crash.forks import Forks
 LONG = bool(os.environ.get("EFFECTFENCE_LONG"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.rig)
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     server = Forks()
