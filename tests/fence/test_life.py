@@ -17,7 +17,6 @@ import pytest
 from effectfence import (
     EffectFence,
     FenceConfig,
-    Fresh,
     LeaseLost,
     LedgerUnavailable,
     OutcomeUnknown,
@@ -194,7 +193,7 @@ async def test_a_ledger_that_stays_away_loses_the_lease() -> None:
 
 async def test_open_gives_a_fence_with_and_without_a_block(tmp_path: Path) -> None:
     async with EffectFence.open("memory:") as fence:
-        await claimed(fence)
+        await fence.commit(await claimed(fence), 1)
     with pytest.raises(LedgerUnavailable, match="closed"):
         await fence.prepare(asked())
     fence = await EffectFence.open(tmp_path / "ledger.jsonl", FenceConfig(lease_ttl=5))
@@ -385,7 +384,7 @@ async def test_a_forked_child_may_open_a_fence_of_its_own(tmp_path: Path) -> Non
         assert await asyncio.to_thread(os.read, read, 100) == cert.hash.encode()
         os.close(read)
         await asyncio.to_thread(os.waitpid, child, 0)
-        assert isinstance(await fence.prepare(asked("other")), Fresh)
+        assert (await fence.commit(await claimed(fence, intent="other"), 2)).verify()
 
 
 def _replays(path: Path) -> bytes:
