@@ -20,6 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.rig)
+            if LONG:
+                item.add_marker(pytest.mark.timeout(4000))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,6 @@ def test_the_ledgers_that_are_mutated_can_be_read(both: list[Lines]) -> None:
         assert hostile.read(chained(lines))
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
 def test_nothing_but_corruption_comes_out_of_hostile_content(
     both: list[Lines], scratch: Path
 ) -> None:
@@ -54,7 +53,6 @@ def test_nothing_but_corruption_comes_out_of_hostile_content(
 
 if LONG:
 
-    @pytest.mark.timeout(4000)
     def test_a_guided_fuzzer_finds_nothing_either() -> None:
         """In a process of its own, which the fuzzer ends."""
         pytest.importorskip("atheris", reason="atheris is missing: pip install atheris")
