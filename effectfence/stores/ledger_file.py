@@ -216,8 +216,6 @@ class LedgerFile:
     def _attach_alone(self) -> None:
         """With the lock held: trust nothing but what is read, and make it durable."""
         mark = self._lock.mark()
-        if mark is not None and mark.boot == self._boot:
-            self._check_alive_file(mark)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path + ".new")  # a step that somebody did not finish
         try:
@@ -229,6 +227,8 @@ class LedgerFile:
                     f"back, or remove {self._lock.path} too to begin anew"
                 ) from None
             self._create()
+        if mark is not None and mark.boot == self._boot and mark.inode == self._inode:
+            self._check_alive_file(mark)  # a copy of the folder is a ledger of its own
         if mark is not None and mark.suspect:
             self._forget_cached()
         self._read_all()

@@ -173,7 +173,7 @@ def check_name(path: str) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(mode):
-        raise Unsuitable("it is a folder; the name of a file is wanted")
+        raise Unsuitable("it is not a regular file but a folder")
 
 
 def make_folder(path: str, machine: Machine) -> None:
