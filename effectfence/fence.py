@@ -28,13 +28,12 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from effectfence import claims, errors, records, rules
-from effectfence.canonical import MAX_NAME_BYTES, Unencodable, check_name, encode
+from effectfence.canonical import MAX_DEPTH, MAX_NAME_BYTES, Unencodable, check_name, encode
 from effectfence.clock import VectorClock
 from effectfence.custody import Custody, Held
 from effectfence.effects import Effect, Fencing, run_effect
 from effectfence.leases import Keeper, Kept, Lost
 from effectfence.models import (
-    MAX_DEPTH,
     Admission,
     EffectCert,
     EffectRequest,

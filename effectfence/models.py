@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from effectfence.canonical import check_name, decode, encode
+from effectfence.canonical import MAX_DEPTH, check_name, decode, encode
 from effectfence.clock import VectorClock
 
 Text = Annotated[str, StringConstraints(strict=True)]
@@ -32,7 +32,6 @@ Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 OnLeaseExpiry = Literal["fence", "takeover"]
 IntentState = Literal["in_flight", "expired", "unknown", "done", "cleared"]
 
-MAX_DEPTH = 64
 MAX_READ_SET = 64
 _UNCHANGING = frozenset({str, int, float, bool, type(None)})
 """A dict of these alone needs no copy but pydantic's."""

@@ -30,7 +30,6 @@ INNER_DEPTH: Final = 80
 """What was accepted at depth 64, inside the records that are made around it."""
 
 OPEN, DONE, CLEARED, DOMAIN, HISTORY = "open", "done", "cleared", "domain", "history"
-LABELS = (OPEN, DONE, CLEARED, DOMAIN, HISTORY)
 
 
 @dataclass(slots=True)

@@ -71,12 +71,19 @@ def test_a_reader_that_leaves_is_no_error(ledger):
     assert command.returncode == 128 + signal.SIGPIPE
 
 
+def waits_for_a_lock(process: int) -> bool:
+    """By the system's own list: `1: -> FLOCK ADVISORY WRITE <process> …`"""
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(row[1] == "->" and row[5] == str(process) for row in waiting)
+
+
 def test_an_interrupt_ends_it_quietly_even_while_somebody_holds_the_ledgers_lock(tmp_path):
     asyncio.run(fill(tmp_path / "effects.jsonl"))
     with (tmp_path / "effects.jsonl.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with start("ledger", "clear", tmp_path / "effects.jsonl", "unknown", *BY) as command:
-            time.sleep(2.0)
+            while not waits_for_a_lock(command.pid):
+                time.sleep(0.01)
             command.send_signal(signal.SIGINT)
             try:
                 out, err = command.communicate(timeout=30)

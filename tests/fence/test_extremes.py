@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effectfence import EffectFence, EffectRequest, Fresh, Replay
-from effectfence.models import MAX_DEPTH
+from effectfence.canonical import MAX_DEPTH
 
 NUMBERS = (2**64, -(2**200), 2**53 + 1, 1e16, 1e-7, 1e21, 5, 0.1, -0.0)
 
