@@ -1,46 +1,51 @@
 """effectfence: the fence in front of the side effect. One intent runs once.
 
-Everything importable from here is public; everything else may change.
+Everything importable from here is public; everything else may change. A name's module is loaded
+when somebody asks for the name: `effectfence wrap` starts its child before anything heavy is.
 """
 
-from effectfence.clock import VectorClock
-from effectfence.effects import current_effect, lease_lost
-from effectfence.errors import (
-    CausalConflict,
-    CommitConflict,
-    CommitStale,
-    DomainRace,
-    FenceError,
-    HolderAlive,
-    IntentConflict,
-    IntentFailed,
-    IntentInFlight,
-    InvalidTicket,
-    LeaseLost,
-    LedgerCorrupt,
-    LedgerUnavailable,
-    NoSuchIntent,
-    NotExecuted,
-    OutcomeUnknown,
-    ReadSetStale,
-    Refused,
-    ResultNotRecorded,
-)
-from effectfence.fence import EffectFence
-from effectfence.models import (
-    Admission,
-    EffectCert,
-    EffectRequest,
-    FenceConfig,
-    FenceStats,
-    Fresh,
-    Head,
-    IntentRecord,
-    Observation,
-    PreparedEffect,
-    ReadSetEntry,
-    Replay,
-)
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from effectfence.clock import VectorClock
+    from effectfence.effects import current_effect, lease_lost
+    from effectfence.errors import (
+        CausalConflict,
+        CommitConflict,
+        CommitStale,
+        DomainRace,
+        FenceError,
+        HolderAlive,
+        IntentConflict,
+        IntentFailed,
+        IntentInFlight,
+        InvalidTicket,
+        LeaseLost,
+        LedgerCorrupt,
+        LedgerUnavailable,
+        NoSuchIntent,
+        NotExecuted,
+        OutcomeUnknown,
+        ReadSetStale,
+        Refused,
+        ResultNotRecorded,
+    )
+    from effectfence.fence import EffectFence
+    from effectfence.models import (
+        Admission,
+        EffectCert,
+        EffectRequest,
+        FenceConfig,
+        FenceStats,
+        Fresh,
+        Head,
+        IntentRecord,
+        Observation,
+        PreparedEffect,
+        ReadSetEntry,
+        Replay,
+    )
 
 __all__ = [
     "Admission",
@@ -80,11 +85,64 @@ __all__ = [
     "lease_lost",
 ]
 
+_HOMES = {
+    "clock": ("VectorClock",),
+    "effects": (
+        "current_effect",
+        "lease_lost",
+    ),
+    "errors": (
+        "CausalConflict",
+        "CommitConflict",
+        "CommitStale",
+        "DomainRace",
+        "FenceError",
+        "HolderAlive",
+        "IntentConflict",
+        "IntentFailed",
+        "IntentInFlight",
+        "InvalidTicket",
+        "LeaseLost",
+        "LedgerCorrupt",
+        "LedgerUnavailable",
+        "NoSuchIntent",
+        "NotExecuted",
+        "OutcomeUnknown",
+        "ReadSetStale",
+        "Refused",
+        "ResultNotRecorded",
+    ),
+    "fence": ("EffectFence",),
+    "models": (
+        "Admission",
+        "EffectCert",
+        "EffectRequest",
+        "FenceConfig",
+        "FenceStats",
+        "Fresh",
+        "Head",
+        "IntentRecord",
+        "Observation",
+        "PreparedEffect",
+        "ReadSetEntry",
+        "Replay",
+    ),
+}
 
-def __getattr__(name: str) -> str:
-    """`effectfence.__version__`, looked up when somebody asks: it costs more than the import."""
-    if name != "__version__":
-        raise AttributeError(f"module 'effectfence' has no attribute {name!r}")
-    from importlib.metadata import version
 
-    return version("effectfence-asyncio")
+def __getattr__(name: str) -> typing.Any:
+    """A public name, or `effectfence.__version__`, from where it lives."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("effectfence-asyncio")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"effectfence.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'effectfence' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

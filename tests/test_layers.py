@@ -36,13 +36,25 @@ LAYERS = (
     "effectfence.effects",
     "effectfence.fence",
     "effectfence.doctor",
+    "effectfence.commands.printing",
+    "effectfence.commands.ledger",
+    "effectfence.commands.doctor",
+    "effectfence.commands.serve",
+    "effectfence.commands.wrap",
+    "effectfence.commands.probe",
+    "effectfence.commands.demo",
     "effectfence.cli",
     "effectfence.__main__",
 )
 """From the floor up; `effectfence` itself is the shop window and stands above them all."""
 
 KNOWS_NOTHING_OF_INTENTS = ("claims", "records", "rules", "custody", "effects", "fence")
-SURFACES = ("effectfence.cli", "effectfence.doctor", "effectfence.__main__")
+SURFACES = tuple(
+    name
+    for name in LAYERS
+    if name.startswith(("effectfence.cli", "effectfence.commands.", "effectfence.mcp."))
+    or name in ("effectfence.doctor", "effectfence.__main__")
+)
 
 
 def module_of(path: Path) -> str:

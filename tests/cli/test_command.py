@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,13 +40,6 @@ def test_every_help_has_an_example_that_parses(command, effectfence):
 
 def test_the_version_is_that_of_the_distribution(effectfence):
     assert effectfence("--version") == (0, f"effectfence {doctor.version()}\n", "")
-
-
-def test_without_arguments_and_terminal_it_is_wrong_use():
-    with start(stdin=subprocess.DEVNULL) as command:
-        out, err = command.communicate(timeout=30)
-    assert (command.returncode, out) == (2, "")
-    assert err.startswith("usage: effectfence")
 
 
 def test_without_arguments_at_a_terminal_it_helps():
