@@ -28,6 +28,7 @@ COMMANDS = [
     ["ledger", "clear"],
     ["ledger", "compact"],
     ["doctor"],
+    ["wrap"],
 ]
 
 
