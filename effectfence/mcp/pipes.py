@@ -120,6 +120,11 @@ class Writer(asyncio.BaseProtocol):
         self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
         self._transport.set_write_buffer_limits(_FULL)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is written any more."""
+        return self._closed.is_set()
+
     def line(self, line: bytes) -> None:
         if self._closed.is_set():
             return

@@ -20,13 +20,13 @@ import orjson
 
 Id = str | int | float
 
-PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 SERVER_ENDED: Final = -32000
 """Of the range that JSON-RPC leaves to implementations."""
 
+_WHITE: Final = frozenset(" \t\n\r")
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _decode = json.JSONDecoder().raw_decode
 
@@ -37,6 +37,9 @@ class Message:
 
     line: bytes
     value: dict[str, Any]
+    _echoes: bool | None = None
+    """Whether writing `value` gives `line` again: then nothing was lost by reading it, and each
+    member's bytes are what writing it gives."""
 
     @property
     def id(self) -> Id | None:
@@ -59,10 +62,26 @@ class Message:
 
     def member(self, *path: str) -> bytes | None:
         """The bytes of the value at `path`, as they came."""
-        found: bytes | None = self.line
+        if self._echoes is None:
+            self._echoes = _written(self.value) == self.line
+        if self._echoes:
+            value: Any = self.value
+            for name in path:
+                if not isinstance(value, dict) or name not in value:
+                    return None
+                value = value[name]
+            return orjson.dumps(value)
+        text: str | None = self.line.decode()
         for name in path:
-            found = None if found is None else _member(found, name)
-        return found
+            text = None if text is None else _member(text, name)
+        return None if text is None else text.encode()
+
+    def id_bytes(self) -> bytes:
+        """The id, to be answered to."""
+        value = self.id
+        if isinstance(value, float):  # an integer beyond 64 bits was read as one
+            return self.member("id") or b"null"
+        return orjson.dumps(value)
 
 
 def identifier(value: Any) -> Id | None:
@@ -84,11 +103,9 @@ def answer(to: bytes, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":' + to + b',"result":' + result + b"}"
 
 
-def failure(to: bytes, code: int, message: str, data: Any = None) -> bytes:
+def failure(to: bytes, code: int, message: str) -> bytes:
     """The error response whose id is the bytes `to`."""
     error = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
     return b'{"jsonrpc":"2.0","id":' + to + b',"error":' + orjson.dumps(error) + b"}"
 
 
@@ -162,13 +179,19 @@ def _loads(line: bytes) -> Any:
         return None
 
 
-def _member(data: bytes, wanted: str) -> bytes | None:
-    text = data.decode()
+def _written(value: Any) -> bytes | None:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return None
+
+
+def _member(text: str, wanted: str) -> str | None:
     found = None
     if text.lstrip().startswith("{"):
         for name, start, end in _members(text):
             if name == wanted:
-                found = text[start:end].encode()  # the last one, as every parser takes it
+                found = text[start:end]  # the last one, as every parser takes it
     return found
 
 
@@ -200,4 +223,6 @@ def _elements(line: bytes) -> Iterator[bytes]:
 
 
 def _skip(text: str, at: int) -> int:
+    if text[at : at + 1] not in _WHITE:
+        return at
     return WHITESPACE.match(text, at).end()  # type: ignore[no-any-return]  # not in its stubs
