@@ -16,8 +16,8 @@ Invariants:
 2. An answer is recorded before the client sees it; what can't be recorded is handed on as well.
 3. A call's effect belongs to its ticket, not to its client: cancelled or abandoned, it runs on, and
    its outcome is recorded.
-4. Duplicates that wait never run by themselves. In this process they get the first one's answer;
-   those of another process are told that it was released.
+4. Duplicates that wait never run by themselves. In this process they end as the first one ended;
+   those of another process are told when it was released.
 5. `handle` raises nothing: whatever goes wrong, the call is answered.
 """
 
@@ -78,8 +78,10 @@ class Flight:
 
     request: EffectRequest
     landed: asyncio.Event = field(default_factory=asyncio.Event)
-    error_answer: bytes | None = None
-    """What the server answered, if that was an error."""
+    answer: bytes | None = None
+    """What the server answered, if that is not recorded."""
+    failure: Exception | None = None
+    """Why it did not run, or what is not known of it."""
 
 
 class _AnsweredWithError(Exception):
@@ -107,6 +109,8 @@ class FencedCalls:
         except FenceError as error:
             self.closed |= isinstance(error, LedgerUnavailable) and error.closed
             self._refuse(call, error)
+        except NotSent as error:
+            call.refuse("not_sent", False, None, f"{error}; nothing ran")
         except ServerEnded as error:
             intent = _intent(call, _arguments(call))
             text = f"nobody knows whether this call of {call.tool!r} ran: {error}"
@@ -131,6 +135,9 @@ class FencedCalls:
             await self._lead(call, request, flight)
         except IntentInFlight:
             await self._after(call, request, call.policy.wait_seconds)
+        except Exception as error:
+            flight.failure = error
+            raise
         finally:
             if leads:
                 del self._flights[request.intent]
@@ -146,15 +153,14 @@ class FencedCalls:
                         raise NotExecuted("cancelled before it was sent")
                     answered = await self._forward(call)
                     attempt.result = _taken(answered, call.policy)
-        except NotSent as error:
-            call.refuse("not_sent", False, request.intent, f"{error}; nothing ran")
-            return
+        except NotSent:
+            raise
         except (NotExecuted, _AnsweredWithError):
-            if answered is not None:
-                flight.error_answer = answered.line
+            flight.answer = None if answered is None else answered.line
         except FenceError as error:
             if answered is None:
                 raise
+            flight.answer = answered.line
             _log.warning("%s The client got the answer.", error)
         if attempt.cert is not None and answered is None:
             self._replay(call, attempt.cert)
@@ -166,11 +172,14 @@ class FencedCalls:
         with suppress(TimeoutError):
             async with asyncio.timeout(call.policy.wait_seconds):
                 await flight.landed.wait()
-        if flight.error_answer is None:
-            await self._after(call, request, 0)
-        else:
+        if flight.failure is not None:
             self.shared_answers += 1
-            call.reply_again(flight.error_answer)
+            raise flight.failure
+        if flight.answer is not None:
+            self.shared_answers += 1
+            call.reply_again(flight.answer)
+        else:
+            await self._after(call, request, 0)
 
     async def _after(self, call: Call, request: EffectRequest, wait_seconds: float) -> None:
         """What became of a call that somebody else ran; it never runs by this one."""
