@@ -24,6 +24,7 @@ BENCHES = (
     "processes",
     "storm_durable",
     "opening",
+    "wrapped",
 )
 
 
