@@ -174,7 +174,7 @@ def _loads(line: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass  # NaN, lone surrogates: not JSON to everybody, and no business of ours
     try:
-        return json.loads(line)
+        return json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
 
