@@ -39,9 +39,11 @@ def test_what_is_no_id_is_none(text: str) -> None:
     assert message(b'{"id":%s,"method":"ping"}' % text.encode()).id is None
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"   ", b"listening on 8080", b"[]", b"[1]", b"7", b"{", b'"']
-)
+NO_MESSAGES = [b"", b"  ", b"listening on 8080", b"[]", b"[1]", b"7", b"{", b'"', b'{"a":"\xff"}']
+UTF_16 = '{"id":1,"method":"ping"}'.encode("utf-16")
+
+
+@pytest.mark.parametrize("line", [*NO_MESSAGES, UTF_16, b"[" * 100_000, b'{"a":' * 100_000])
 def test_what_is_no_message_is_none(line: bytes) -> None:
     assert wire.read(line) is None
 
