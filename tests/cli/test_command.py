@@ -29,6 +29,7 @@ COMMANDS = [
     ["ledger", "compact"],
     ["doctor"],
     ["wrap"],
+    ["probe"],
 ]
 
 
