@@ -74,6 +74,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _wrap(options: argparse.Namespace) -> int:
+    _check_open_descriptors()
     if not options.command:
         raise WrongUse(
             "no server: put its command after `--`, as in `effectfence wrap -- node s.js`"
@@ -114,6 +115,15 @@ def _wrap(options: argparse.Namespace) -> int:
         return await Wrap(child, settings).run()
 
     return asyncio.run(run())
+
+
+def _check_open_descriptors() -> None:
+    """A pipe to the server must not become our own standard input or output."""
+    for name, descriptor in (("input", 0), ("output", 1), ("error", 2)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise WrongUse(f"standard {name} is closed: there is no client") from None
 
 
 def _not_started(name: str, error: Exception) -> int:

@@ -304,8 +304,7 @@ def _arguments(call: Call) -> dict[str, Any]:
     if data is None or data == b"null":
         return {}
     arguments = strict_decode(data, max_depth=MAX_DEPTH, max_bytes=_MOST_ARGUMENT_BYTES)
-    assert isinstance(arguments, dict)
-    return arguments
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def _intent(call: Call, arguments: dict[str, Any]) -> str:

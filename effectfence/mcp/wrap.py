@@ -221,12 +221,24 @@ class Wrap:
             self._pass_on(message, answer)
 
     def _pass_on(self, message: Message, answer: Answer) -> None:
-        self._remember(message, answer)
-        self._to_server.line(message.line)
+        if message.method == "notifications/cancelled":
+            self._forget(message)
+        if not self._to_server.closed:
+            self._remember(message, answer)
+            self._to_server.line(message.line)
+        elif message.id is not None:
+            text = f"the wrapped server {self._child.name} reads nothing any more"
+            answer(wire.failure(message.id_bytes(), wire.SERVER_ENDED, text))
 
     def _remember(self, message: Message, answer: Answer) -> None:
         if message.method is not None and message.id is not None:
             self._pending[message.id] = message, answer
+
+    def _forget(self, cancelled: Message) -> None:
+        """A request that was passed on and cancelled may never be answered."""
+        meant = wire.identifier(cancelled.params.get("requestId"))
+        if meant is not None and self._pending.get(meant, (None, None))[1] == self._write:
+            del self._pending[meant]
 
     def _cancel(self, message: Message) -> bool:
         """Whether a fenced call was meant: its effect runs on, and nobody wants its answer."""
@@ -244,10 +256,8 @@ class Wrap:
         elif message.id in self._calls or message.id in self._pending:
             text = "another request with this id is in flight; nothing ran"
             answer(wire.failure(message.id_bytes(), wire.INVALID_REQUEST, text))
-        elif not isinstance(tool, str) or not isinstance(
-            message.params.get("arguments"), dict | None
-        ):
-            self._pass_on(message, answer)  # the server says what is wrong with it
+        elif not isinstance(tool, str):
+            self._pass_on(message, answer)  # a call of no tool: the server says so
         else:
             policy = self._settings.policy.of(tool)
             self._start(Call(message, tool, policy, answer, message.id))
