@@ -53,6 +53,7 @@ LAYERS = (
     "effectfence.mcp.client",
     "effectfence.mcp.evidence",
     "effectfence.mcp.probe",
+    "effectfence.mcp.demo",
     "effectfence.commands.ledger",
     "effectfence.commands.doctor",
     "effectfence.commands.serve",

@@ -30,6 +30,7 @@ COMMANDS = [
     ["doctor"],
     ["wrap"],
     ["probe"],
+    ["demo"],
 ]
 
 
