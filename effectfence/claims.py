@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from effectfence.canonical import encode, encode_text, fingerprint
 from effectfence.clock import VectorClock
-from effectfence.models import EffectRequest, FenceConfig, PreparedEffect, _trusted
+from effectfence.models import EffectRequest, FenceConfig, PreparedEffect, ReadSetEntry, _trusted
 from effectfence.stores.contract import ABSENT, ANY, NEVER, Expect
 
 
 @dataclass(slots=True)
+class Text:
+    """The certificate's text but for result and number; worked out once it may come to one."""
+
+    clock: dict[str, int]
+    """`known_clock` ticked for the agent."""
+    clock_bytes: bytes
+    before_result: bytes
+    after_seq: bytes
+    """The certificate is `before_result`, result, `,"seq":`, seq, `after_seq`."""
+    options: bytes
+    """What the request says beside its certificate: sealed with the rest of the ticket."""
+
+
+@dataclass(slots=True)
 class Claim:
-    """A request as the rules see it: keys and canonical bytes, worked out once per request."""
+    """A request as the rules see it: keys and fingerprint, and its text when somebody asks."""
 
     request: EffectRequest
     intent_key: str
@@ -28,18 +42,11 @@ class Claim:
     own_seq: int | None
     """The number that the request decided on for its own domain, if it names it."""
     fingerprint: bytes
-    clock: VectorClock
-    """`known_clock` ticked for the agent."""
-    clock_bytes: bytes
-    before_result: bytes
-    after_seq: bytes
-    """The certificate is `before_result`, result, `,"seq":`, seq, `after_seq`."""
-    options: bytes
-    """What the request says beside its certificate: sealed with the rest of the ticket."""
     expect_fresh: dict[str, Expect]
     takeover: bool
     result_seconds: float
     lease_seconds: float
+    _text: Text | None = None
 
     @property
     def intent(self) -> str:
@@ -48,6 +55,14 @@ class Claim:
     @property
     def domain(self) -> str:
         return self.request.domain
+
+    @property
+    def text(self) -> Text:
+        """A replay does without it, so it is made when it is asked for."""
+        text = self._text
+        if text is None:
+            self._text = text = _text_of(self.request, self.intent_key)
+        return text
 
 
 @dataclass(slots=True)
@@ -84,51 +99,85 @@ def key(kind: str, name: str, scope: str) -> str:
 
 
 def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Claim:
-    """Work out all that does not depend on the ledger."""
-    args: bytes = request.__dict__["_args"]
-    agent, domain, tool = map(encode_text, (request.agent, request.domain, request.tool))
-    domain_key = key("domain", request.domain, scope)
-    intent_key = key("intent", request.intent, scope)
-    if request.known_clock:
-        clock = request.known_clock.copy()
-        clock.tick(request.agent)
-        clock_bytes = encode(clock)
-    else:
-        clock = VectorClock.trusted({request.agent: 1})
-        clock_bytes = b"{%b:1}" % agent
+    """Work out what the gates ask for; nothing of it depends on the ledger."""
+    said = request.__dict__
+    intent_key = key("intent", said["intent"], scope)
+    domain_key = key("domain", said["domain"], scope)
     read_set: tuple[tuple[str, str, int], ...] = ()
-    read_set_bytes, own_seq, own_expect = b"[]", None, ANY
-    if request.read_set:
-        read_set, own_seq, read_set_bytes = _read_set_of(request, scope)
+    own_seq, own_expect = None, ANY
+    if said["read_set"]:
+        read_set, own_seq = _facts_of(request, scope)
         own_expect = Expect(version=own_seq)
     expect = {intent_key: ABSENT, domain_key: own_expect}
     for _, other_key, seq in read_set:
         expect[other_key] = Expect(version=seq)
-    ttl = config.result_ttl if request.result_ttl is None else request.result_ttl
-    return Claim(
-        request=request,
-        intent_key=intent_key,
-        domain_key=domain_key,
-        read_set=read_set,
-        own_seq=own_seq,
-        fingerprint=fingerprint(tool=tool, domain=domain, args=args),
-        clock=clock,
-        clock_bytes=clock_bytes,
-        before_result=b'{"agent":%b,"args":%b,"domain":%b,"intent":%b,"parent":%b,"read_set":%b'
+    ttl = config.result_ttl if said["result_ttl"] is None else said["result_ttl"]
+    claim = Claim(
+        request,
+        intent_key,
+        domain_key,
+        read_set,
+        own_seq,
+        fingerprint(
+            tool=encode_text(said["tool"]),
+            domain=encode_text(said["domain"]),
+            args=said["_args"],
+        ),
+        expect,
+        (said["on_lease_expiry"] or config.on_lease_expiry) == "takeover",
+        NEVER if ttl is None else ttl,
+        min(config.lease_ttl, config.max_hold or config.lease_ttl),
+    )
+    if said["known_clock"]:
+        _ = claim.text  # a clock that cannot tick is refused before anything else
+    return claim
+
+
+_LONGEST_NAMES: Final = 32 << 10
+"""Five names of 1,024 bytes, each byte escaped, and the members around them."""
+
+
+def exceeds(claim: Claim, size: int) -> bool:
+    """Whether the request takes more than `size` bytes; weighed only where it may."""
+    request = claim.request.__dict__
+    flat = not (request["read_set"] or request["known_clock"])
+    if flat and len(request["_args"]) + _LONGEST_NAMES <= size:
+        return False
+    return size_of(claim) > size
+
+
+def size_of(claim: Claim) -> int:
+    """How many bytes the request takes."""
+    return len(claim.text.before_result) + len(claim.text.after_seq)
+
+
+def _text_of(request: EffectRequest, intent_key: str) -> Text:
+    said = request.__dict__
+    name = said["agent"]
+    agent = encode_text(name)
+    if said["known_clock"]:
+        ticked = said["known_clock"].copy()
+        ticked.tick(name)
+        clock = dict(ticked.items())
+        clock_bytes = encode(clock)
+    else:
+        clock = {name: 1}
+        clock_bytes = b"{%b:1}" % agent
+    parent, read_set = said["parent"], said["read_set"]
+    return Text(
+        clock,
+        clock_bytes,
+        b'{"agent":%b,"args":%b,"domain":%b,"intent":%b,"parent":%b,"read_set":%b'
         % (
             agent,
-            args,
-            domain,
-            encode_text(request.intent),
-            b"null" if request.parent is None else b'"%b"' % request.parent.encode(),
-            read_set_bytes,
+            said["_args"],
+            encode_text(said["domain"]),
+            encode_text(said["intent"]),
+            b"null" if parent is None else b'"%b"' % parent.encode(),
+            _shown(read_set) if read_set else b"[]",
         ),
-        after_seq=b',"tool":%b,"vector_clock":%b}' % (tool, clock_bytes),
-        options=_options_of(request, intent_key),
-        expect_fresh=expect,
-        takeover=(request.on_lease_expiry or config.on_lease_expiry) == "takeover",
-        result_seconds=NEVER if ttl is None else ttl,
-        lease_seconds=min(config.lease_ttl, config.max_hold or config.lease_ttl),
+        b',"tool":%b,"vector_clock":%b}' % (encode_text(said["tool"]), clock_bytes),
+        _options_of(request, intent_key),
     )
 
 
@@ -139,29 +188,33 @@ def _options_of(request: EffectRequest, intent_key: str) -> bytes:
     return encode(options)
 
 
-def _read_set_of(
+def _facts_of(
     request: EffectRequest, scope: str
-) -> tuple[tuple[tuple[str, str, int], ...], int | None, bytes]:
-    """The facts of other domains, the number of its own, and all of them as the certificate has
-    them."""
+) -> tuple[tuple[tuple[str, str, int], ...], int | None]:
+    """The facts of other domains, and the number of its own."""
     others = tuple(
         (entry.domain, key("domain", entry.domain, scope), entry.seq)
         for entry in request.read_set
         if entry.domain != request.domain
     )
     own = [entry.seq for entry in request.read_set if entry.domain == request.domain]
-    shown = encode([{"domain": entry.domain, "seq": entry.seq} for entry in request.read_set])
-    return others, own[0] if own else None, shown
+    return others, own[0] if own else None
+
+
+def _shown(read_set: tuple[ReadSetEntry, ...]) -> bytes:
+    """The facts as the certificate has them."""
+    return encode([{"domain": entry.domain, "seq": entry.seq} for entry in read_set])
 
 
 def holder_of(
     claim: Claim, *, attempt: int, token: str, idempotency_key: str, started_ms: int
 ) -> Holder:
     """The seal binds the token to all that the ticket says, but for the number (see `_lost`)."""
+    text = claim.text
     said = b"%b%b%b%b%d:%d:%b" % (
-        claim.before_result,
-        claim.after_seq,
-        claim.options,
+        text.before_result,
+        text.after_seq,
+        text.options,
         token.encode(),
         attempt,
         started_ms,
@@ -176,7 +229,7 @@ def ticket_of(claim: Claim, holder: Holder, seq: int) -> PreparedEffect:
         {
             "request": claim.request,
             "seq": seq,
-            "vector_clock": claim.clock.copy(),
+            "vector_clock": VectorClock.trusted(claim.text.clock.copy()),
             "attempt": holder.attempt,
             "token": holder.token,
             "idempotency_key": holder.idempotency_key,

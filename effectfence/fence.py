@@ -640,7 +640,7 @@ class EffectFence:
         if not prepared.token.startswith(self._shared.store.epoch):
             raise errors.InvalidTicket(intent=prepared.intent, reason="it is of another ledger")
         claim = self._claim(prepared.request, closing=True)
-        if prepared.vector_clock != claim.clock:
+        if prepared.vector_clock != VectorClock.trusted(claim.text.clock):
             raise errors.InvalidTicket(intent=prepared.intent, reason="its clock was altered")
         holder = claims.holder_of(
             claim,
@@ -758,10 +758,10 @@ class EffectFence:
         if request.result_ttl is not None and not closing:
             shared.config.check_lifetime(request.result_ttl)
         claim = claims.claim_of(request, shared.config, self._scope)
-        size = len(claim.before_result) + len(claim.after_seq)
-        if size > shared.config.max_record_bytes and not closing:
+        if not closing and claims.exceeds(claim, shared.config.max_record_bytes):
             raise ValueError(
-                f"the request has {size} bytes, at most {shared.config.max_record_bytes} "
+                f"the request has {claims.size_of(claim)} bytes, at most "
+                f"{shared.config.max_record_bytes} "
                 "(max_record_bytes); nothing ran"
             )
         if not closing:  # else it is not held to what a new request is held to

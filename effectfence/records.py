@@ -43,6 +43,7 @@ class Word:
 
 
 def open_body(claim: Claim, holder: Holder) -> bytes:
+    text = claim.text
     return (
         b'{"attempt":%d,"fingerprint":"%b","idempotency_key":"%b","lease":%b,"request":%b%b,'
         b'"result_seconds":%b,"started_ms":%d,"state":"in_flight"}'
@@ -51,8 +52,8 @@ def open_body(claim: Claim, holder: Holder) -> bytes:
             claim.fingerprint,
             holder.idempotency_key.encode(),
             repr(claim.lease_seconds).encode(),
-            claim.before_result,
-            claim.after_seq,
+            text.before_result,
+            text.after_seq,
             b"null" if claim.result_seconds == NEVER else repr(claim.result_seconds).encode(),
             holder.started_ms,
         )

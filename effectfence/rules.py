@@ -396,7 +396,7 @@ def _differs(claim: Claim, body: Mapping[str, Any]) -> tuple[str, ...]:
     stood = body.get("request") or body["cert"]
     differs = [name for name in ("tool", "domain") if stood[name] != getattr(claim.request, name)]
     args = encode(stood["args"], max_depth=INNER_DEPTH)
-    if not claim.before_result.startswith(
+    if not claim.text.before_result.startswith(
         b'{"agent":%b,"args":%b,' % (encode(claim.request.agent), args)
     ):
         differs.append("args")
@@ -600,11 +600,12 @@ def _certify(
     result: Result,
     expect: Mapping[str, Expect],
 ) -> Decision:
+    text = claim.text
     content = b'%b,"result":%b,"seq":%d%b' % (
-        claim.before_result,
+        text.before_result,
         result.data,
         seq,
-        claim.after_seq,
+        text.after_seq,
     )
     cert_hash = sha256(content).hexdigest()
     body = done_body(
@@ -615,7 +616,7 @@ def _certify(
         idempotency_key=holder.idempotency_key,
         ms=holder.started_ms,
     )
-    head = b'{"clock":%b,"hash":"%b"}' % (claim.clock_bytes, cert_hash.encode())
+    head = b'{"clock":%b,"hash":"%b"}' % (text.clock_bytes, cert_hash.encode())
     change = _done_change(
         claim.intent_key,
         claim.domain_key,
@@ -635,7 +636,7 @@ def _certify(
         "tool": request.tool,
         "args": decode(request.__dict__["_args"]),
         "result": detached(result.value, result.data),
-        "vector_clock": claim.clock.copy(),
+        "vector_clock": VectorClock.trusted(text.clock.copy()),
         "read_set": request.read_set,
         "agent": request.agent,
         "hash": cert_hash,
