@@ -7,7 +7,8 @@ Invariants:
 
 1. Every request is answered, times out, or fails when the server is gone: no wait is endless.
 2. An answer belongs to the request with the same id, and only the first one counts.
-3. Leaving ends the server's whole process group in bounded time (`child.py`).
+3. Leaving ends the server's whole process group in bounded time (`child.py`), and then whatever
+   it had started outside of it, as `wrap` has its own server in another group.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import signal
 import termios
 import threading
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -80,7 +81,7 @@ class Server:
 
     async def __aenter__(self) -> Server:
         try:
-            self._child = Child(self._command, self._env)
+            self._child = _Process(self._command, self._env)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise CannotProbe(f"{self.name} could not be started: {reason}") from None
@@ -118,8 +119,10 @@ class Server:
             await asyncio.sleep(0.001)
 
     async def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """SIGKILL to the server, and to all that it started, at once."""
+        started = _descendants(self._child.pid)
         self._child.signal(signal.SIGKILL)
+        _kill(started)
         await self._child.exited.wait()
 
     # --- the protocol -----------------------------------------------------------------------------
@@ -244,8 +247,10 @@ class Server:
                 answered.exception()  # somebody may have stopped waiting
 
     async def _leave(self) -> None:
+        started = _descendants(self._child.pid)
         await self._to.close(_CLOSE_SECONDS)
         await self._child.end(_GRACE_SECONDS)
+        _kill(started)
         await asyncio.wait([self._gone], timeout=_CLOSE_SECONDS)
         self._gone.cancel()  # not even SIGKILL ended it
         if self._output_ended.is_set():
@@ -264,6 +269,45 @@ def _answer_to_server(method: Any) -> dict[str, Any]:
     if method == "ping":
         return {"result": {}}
     return {"error": {"code": _NO_SUCH_METHOD, "message": f"the probe has no {method}"}}
+
+
+class _Process(Child):
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+
+Process = tuple[int, str]
+"""Its id, and when it started: ids are used again."""
+
+
+def _descendants(pid: int) -> list[Process]:
+    """What a process started, and what that started, also in groups of their own; nothing where
+    there is no /proc."""
+    children: dict[int, list[Process]] = {}
+    for process, parent in _processes():
+        children.setdefault(parent, []).append(process)
+    found = list(children.get(pid, ()))
+    for each in found:  # which grows
+        found += children.get(each[0], ())
+    return found
+
+
+def _processes() -> Iterator[tuple[Process, int]]:
+    """Each with its parent."""
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if entry.isdigit():
+            with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                yield (int(entry), fields[19].decode()), int(fields[1])
+
+
+def _kill(processes: Iterable[Process]) -> None:
+    """Those of them that are still there."""
+    there = {process for process, _ in _processes()} if processes else set()
+    for process in there.intersection(processes):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process[0], signal.SIGKILL)
 
 
 def _bytes_in(pipe: int) -> int:
