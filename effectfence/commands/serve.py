@@ -90,8 +90,7 @@ async def _on_stdio(ledger: str, config: FenceConfig) -> int:
     from effectfence.mcp.server import serve_stdio
 
     stop = _stop_on_a_signal()
-    await serve_stdio(await EffectFence.open(ledger, config), stop)
-    return 0
+    return _end(await serve_stdio(await EffectFence.open(ledger, config), stop))
 
 
 async def _on_http(ledger: str, config: FenceConfig, options: argparse.Namespace) -> int:
@@ -110,7 +109,16 @@ async def _on_http(ledger: str, config: FenceConfig, options: argparse.Namespace
         _tell(f"bearer token, made for this run and not shown again: {made}")
     _tell(f"serving http://{address}{PATH} on the ledger {ledger}")
     settings = security(address, options.allow_host)
-    await serve_http(fence, listening, keys, settings, stop, options.max_request_bytes)
+    most = options.max_request_bytes
+    return _end(await serve_http(fence, listening, keys, settings, stop, most))
+
+
+def _end(recorded: bool) -> int:
+    if not recorded:
+        # Somebody holds the ledger's lock, or its disk is stuck: waiting has had its time, and the
+        # ledger says what becomes of what a dead process held.
+        _tell("the ledger did not take everything in time; what it did not take is unknown there")
+        os._exit(1)
     return 0
 
 

@@ -295,8 +295,9 @@ async def serve_http(
     settings: TransportSecuritySettings,
     stop: asyncio.Event,
     max_request_bytes: int = MAX_REQUEST_BYTES,
-) -> None:
-    """Serve until `stop` is set; then answer what is in flight, see reports through, and close."""
+) -> bool:
+    """Serve until `stop` is set; then answer what is in flight, see reports through, and close.
+    Whether all that was reported is recorded."""
     desk = Desk(fence)
     inside = StreamableHTTPSessionManager(
         desk.server(),
@@ -325,8 +326,8 @@ async def serve_http(
             await server.serve(sockets=[listening])
             stopping.cancel()
     finally:
-        await desk.finish()
-        await fence.aclose(drain_seconds=0.0)
+        recorded = await desk.close()
+    return recorded
 
 
 async def _stop(server: uvicorn.Server, stop: asyncio.Event) -> None:

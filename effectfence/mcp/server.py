@@ -105,10 +105,13 @@ class Desk:
             on_call_tool=self._call,
         )
 
-    async def finish(self) -> None:
-        """Wait, within a bound, for what is being written down."""
+    async def close(self) -> bool:
+        """Wait, within a bound, for what is being written down, and close the fence; whether
+        everything was. What was not, the ledger tells as unknown once this process is gone."""
         if self._reports:
             await asyncio.wait(tuple(self._reports), timeout=_FINISH_SECONDS)
+        await self._everybody.fence.aclose(drain_seconds=0.0)
+        return not self._reports
 
     async def _list(
         self, _context: ServerRequestContext[Any], _params: PaginatedRequestParams | None
@@ -501,8 +504,9 @@ def _described(name: str, schema: Schema) -> Schema:
 # --- stdio ----------------------------------------------------------------------------------------
 
 
-async def serve_stdio(fence: EffectFence, stop: asyncio.Event) -> None:
-    """Serve one client on stdin and stdout until it closes stdin, or `stop` is set.
+async def serve_stdio(fence: EffectFence, stop: asyncio.Event) -> bool:
+    """Serve one client on stdin and stdout until it closes stdin, or `stop` is set; whether all
+    that was reported is recorded.
 
     Calls that came before the end of the input are answered, within a bound. Then the fence is
     closed: tickets that agents still hold are recorded as unknown, and their holders may still
@@ -517,10 +521,10 @@ async def serve_stdio(fence: EffectFence, stop: asyncio.Event) -> None:
         serving.cancel()
         stopping.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)
-        await desk.finish()
-        await fence.aclose(drain_seconds=0.0)
+        recorded = await desk.close()
     if not serving.cancelled() and (error := serving.exception()) is not None:
         raise error
+    return recorded
 
 
 async def _serve_stdio(desk: Desk) -> None:
