@@ -67,21 +67,29 @@ class Till:
     def wrap(self, command: list[str]) -> list[str]:
         return [sys.executable, "-m", "effectfence", "wrap", "--", *command]
 
-    def start(self, *options: str, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "effectfence", "probe", *options, "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.env,
-            cwd=self.folder,
-        )
+    def start(self, *options: str, command: list[str]) -> subprocess.Popen[bytes]:
+        """What it says goes into files: a pipe would wait for whoever was left behind."""
+        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
+            return subprocess.Popen(
+                [sys.executable, "-m", "effectfence", "probe", *options, "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self.env,
+                cwd=self.folder,
+            )
 
     def probe(self, *options: str, command: list[str]) -> Said:
         with self.start(*options, command=command) as probe:
-            out, err = probe.communicate(timeout=100)
-        return Said(probe.returncode, out, err)
+            try:
+                code = probe.wait(100)
+            finally:
+                probe.kill()
+        assert alive(self.mark) == [], "the probe left processes behind"
+        return self.said(code)
+
+    def said(self, code: int) -> Said:
+        return Said(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
     def charges(self) -> int:
         return len(self.books.read_text().splitlines()) if self.books.exists() else 0
@@ -91,9 +99,7 @@ class Till:
 def till(tmp_path):
     till = Till(tmp_path)
     yield till
-    left = alive(till.mark)
-    end_all(left)
-    assert left == [], "the probe left processes behind"
+    end_all(alive(till.mark))
 
 
 # --- a server that fires twice, and the same one behind the fence ---------------------------------
@@ -269,10 +275,11 @@ def test_a_signal_ends_the_probe_and_the_server(till, number):
                 assert probe.poll() is None
                 time.sleep(0.01)
             probe.send_signal(number)
-            out, _ = probe.communicate(timeout=60)
+            code = probe.wait(60)
         finally:
             probe.kill()
-    assert (probe.returncode, out) == (128 + number, "")
+    assert alive(till.mark) == []
+    assert (code, till.said(code).out) == (128 + number, "")
 
 
 # --- wrong use: one sentence, exit 2, and nothing fired -------------------------------------------
