@@ -120,7 +120,7 @@ def _fork(spec: dict[str, Any], worker: Any, mutants: Any, others: list[int]) ->
     try:
         for descriptor in (let_go, *others):
             os.close(descriptor)
-        _redirect(Path(spec["notes"]))
+        redirect(Path(spec["notes"]))
         if os.read(gate, 1) != b"!":
             os._exit(0)
         os.close(gate)
@@ -133,7 +133,8 @@ def _fork(spec: dict[str, Any], worker: Any, mutants: Any, others: list[int]) ->
     os._exit(BROKEN)
 
 
-def _redirect(notes: Path) -> None:
+def redirect(notes: Path) -> None:
+    """A child's input and output go nowhere, its complaints to its notes."""
     notes.mkdir(exist_ok=True)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(notes / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

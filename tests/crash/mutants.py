@@ -5,11 +5,13 @@ Each must be caught by the rig that is there for it, or that rig is blind.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from effectfence import rules
-from effectfence.stores import ledger_file
+from effectfence.stores import file, ledger_file
+from effectfence.stores.file import FileStore
 from effectfence.stores.ledger_file import LedgerFile
 from effectfence.stores.machine import Machine
 
@@ -63,6 +65,20 @@ def dead_holder_is_free() -> None:
     rules.state_of = forgetful
 
 
+def answered_before_the_write() -> None:
+    """Callers are told at once; the batch goes into the file a moment later."""
+    decide = FileStore._decide
+
+    def early(self: FileStore, *args: Any) -> Any:
+        answered, contents, undo = decide(self, *args)
+        if contents:
+            file._deliver(answered)
+            time.sleep(0.001)
+        return answered, contents, undo
+
+    FileStore._decide = early  # type: ignore[method-assign]
+
+
 def folder_not_synced() -> None:
     """A new file's name is taken to be on the disk with the file."""
     ledger_file.sync_folder = lambda path, machine: None
@@ -73,6 +89,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     for mutant in (
         no_fsync,
         acknowledged_before_fsync,
+        answered_before_the_write,
         retry_after_failed_fsync,
         replay_not_yet_durable,
         folder_not_synced,

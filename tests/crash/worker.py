@@ -166,6 +166,7 @@ async def endless(spec: dict[str, Any], world: World) -> None:
     """Old and new intents, some at once, until it is killed."""
     random_ = random.Random(spec["seed"])
     fence = await opened(spec)
+    world.tell("opened")
     now = spec["first"]
 
     async def caller() -> None:
@@ -178,7 +179,7 @@ async def endless(spec: dict[str, Any], world: World) -> None:
 
     async def compacting() -> None:
         while True:
-            await asyncio.sleep(random_.random() * 0.03)
+            await asyncio.sleep(random_.random() * spec.get("compact_within", 0.03))
             await fence._shared.store.compact()  # type: ignore[attr-defined]
 
     await asyncio.gather(*(caller() for _ in range(spec["callers"])), compacting())
