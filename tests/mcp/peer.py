@@ -217,6 +217,11 @@ class Peer:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
+    def end_output(self) -> None:
+        """Read nothing more, as a client that was killed."""
+        pipe = self.process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]  # no API
+        pipe.close()
+
     async def close(self) -> int:
         """End its input and wait for it; its exit code."""
         self.end_input()
