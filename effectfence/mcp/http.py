@@ -45,6 +45,7 @@ HEALTH: Final = "/health"
 MAX_REQUEST_BYTES: Final = 4 << 20
 
 _BODY_SECONDS: Final = 30.0
+_THROWN_AWAY: Final = 64 << 20
 _GRACE_SECONDS: Final = 5
 _LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -234,20 +235,26 @@ class _TooLarge(Exception):
 
 
 async def _body(request: Request, receive: Receive, most: int) -> bytes:
+    """All of it, or `_TooLarge`: then read on for a while and thrown away, since whoever is still
+    sending when the connection is closed would not see why."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdigit() and int(declared) > most + _THROWN_AWAY:
         raise _TooLarge
-    body = bytearray()
+    body, size = bytearray(), 0
     async with asyncio.timeout(_BODY_SECONDS):
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise _TooLarge
-            if not message.get("more_body", False):
-                return bytes(body)
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= most:
+                body += part
+            if not message.get("more_body", False) or size > most + _THROWN_AWAY:
+                break
+    if size > most:
+        raise _TooLarge
+    return bytes(body)
 
 
 def _json_rpc_error(unread: Unread) -> Response:
