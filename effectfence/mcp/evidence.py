@@ -250,6 +250,8 @@ _TELLS_NOTHING: Final = re.compile(
 _WORD: Final = re.compile(r"[^\W_](?:[\w-]*[^\W_])?")
 _EPOCH_UNITS: Final = (1, 1_000, 1_000_000, 1_000_000_000)
 _A_DAY: Final = 86_400
+_DEEPEST: Final = 100
+"""No name is looked for below."""
 
 
 def _names(answer: Any, now: float) -> dict[str, frozenset[str]]:
@@ -269,13 +271,17 @@ def _names_in(leaf: str | int | float, key: str, now: float) -> frozenset[str]:
     )
 
 
-def _leaves(value: Any, path: str, key: str) -> Iterator[tuple[str, str, str | int | float]]:
+def _leaves(
+    value: Any, path: str, key: str, deep: int = 0
+) -> Iterator[tuple[str, str, str | int | float]]:
+    if deep > _DEEPEST:
+        return
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from _leaves(each, f"{path}/{name}", _snake(name))
+            yield from _leaves(each, f"{path}/{name}", _snake(name), deep + 1)
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            yield from _leaves(each, f"{path}/{index}", key)
+            yield from _leaves(each, f"{path}/{index}", key, deep + 1)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         yield path, key, value
 

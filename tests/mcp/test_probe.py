@@ -196,6 +196,13 @@ def test_a_server_that_says_of_each_duplicate_something_else_is_not_accused(till
     assert (said.code, said.json["verdict"], said.json["distinct_effects"]) == (0, ONE, 1)
 
 
+def test_what_is_remembered_in_memory_alone_is_forgotten_by_the_next_process(till):
+    """Each further question of this mode goes to a new one."""
+    options = (*CHARGE, "--mode", "lost-answer", "--calls", "3", "--json")
+    said = till.probe(*options, command=till.odd("deduplicating"))
+    assert (said.code, said.json["distinct_effects"], till.charges()) == (PROVEN_EXIT, 3, 3)
+
+
 def test_a_tool_that_says_that_it_only_reads_is_not_accused_by_its_answers(till):
     said = till.probe(*CHARGE, "--json", command=till.odd("reading"))
     assert (said.code, said.json["distinct_effects"]) == (INCONCLUSIVE_EXIT, 12)
@@ -429,6 +436,13 @@ def test_answers_that_name_two_things_prove_two_effects(pair):
 def test_answers_that_could_be_of_one_effect_prove_nothing(pair):
     assert judged(*pair) == (INCONCLUSIVE, 1, None)
     assert judged(*reversed(pair)) == (INCONCLUSIVE, 1, None)
+
+
+def test_answers_nested_deep_are_compared_as_far_as_names_go():
+    deep: Any = 1
+    for _ in range(800):
+        deep = [deep]
+    assert judged(structured(id="a", deep=deep), structured(id="b", deep=deep))[1] == 2
 
 
 def test_a_thousand_answers_are_compared_at_once():
