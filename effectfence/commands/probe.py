@@ -182,4 +182,6 @@ def _evidence(report: Report) -> str:
     if report.observed is not None:
         before, after, how = report.observed.before, report.observed.after, report.observed.how
         return how if before is None else f"--observe: {before} before, {after} after ({how})"
-    return f"by the answers: {report.named.difference}" if report.named.difference else ""
+    if report.named.difference:
+        return f"by the answers: {report.named.difference}"
+    return "that the answers tell apart" if len(report.fresh) > 1 else ""
