@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 
 from effectfence import _native, records
 from effectfence.errors import LedgerCorrupt, LedgerUnavailable
@@ -87,7 +88,15 @@ def _installation() -> dict[str, str]:
         "platform": platform.platform(),
         "core": _native.describe(),
         "libraries": ", ".join(libraries),
+        "mcp server": _mcp_server(),
     }
+
+
+def _mcp_server() -> str:
+    """Whether `effectfence serve` has what it needs."""
+    if find_spec("mcp_types") is None or find_spec("mcp") is None:
+        return f"not installed: pip install '{DISTRIBUTION}[mcp]'"
+    return f"mcp {_version_of('mcp')}"
 
 
 def _version_of(distribution: str) -> str:

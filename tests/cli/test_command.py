@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,7 @@ COMMANDS = [
     ["ledger", "settle"],
     ["ledger", "clear"],
     ["ledger", "compact"],
+    ["serve"],
     ["doctor"],
     ["wrap"],
     ["probe"],
@@ -95,6 +97,12 @@ def test_doctor_says_which_core_is_active(effectfence):
     assert (code, err) == (0, "")
     assert _native.describe() in out
     assert "none named" in out
+
+
+def test_doctor_says_whether_the_mcp_server_can_be_started(effectfence):
+    found = json.loads(effectfence("doctor", "--json")[1])["mcp server"]
+    assert found == (f"mcp {version('mcp')}" if find_spec("mcp") else found)
+    assert find_spec("mcp") or "pip install 'effectfence-asyncio[mcp]'" in found
 
 
 @pytest.mark.parametrize("core", ["python", *(["c"] if find_spec("effectfence._core") else [])])
