@@ -62,6 +62,7 @@ _AGENT: Final = "wrap"
 _LARGE: Final = 1 << 19
 """Bytes of arguments from which on their hash is recorded in their place."""
 _MOST_ARGUMENT_BYTES: Final = 64 << 20
+_ROUND: Final = ("inputResponses", "requestState")
 _ALWAYS_RELEASED: Final = (wire.METHOD_NOT_FOUND, wire.INVALID_PARAMS)
 
 __all__ = ["EffectFence", "FenceConfig", "FencedCalls", "ObservedCalls"]
@@ -82,6 +83,12 @@ class Flight:
     """What the server answered, if that is not recorded."""
     failure: Exception | None = None
     """Why it did not run, or what is not known of it."""
+    given_up: bool = False
+    """Whether it was cancelled before it was sent."""
+
+
+class _Released(Exception):
+    """What was waited for ran to no result, and is free again."""
 
 
 class _AnsweredWithError(Exception):
@@ -109,6 +116,8 @@ class FencedCalls:
         except FenceError as error:
             self.closed |= isinstance(error, LedgerUnavailable) and error.closed
             self._refuse(call, error)
+        except _Released:
+            call.refuse("released", False, _intent(call, _arguments(call)), _RELEASED)
         except NotSent as error:
             call.refuse("not_sent", False, None, f"{error}; nothing ran")
         except ServerEnded as error:
@@ -132,9 +141,10 @@ class FencedCalls:
         flight = Flight(request)
         leads = self._flights.setdefault(request.intent, flight) is flight
         try:
-            await self._lead(call, request, flight)
-        except IntentInFlight:
-            await self._after(call, request, call.policy.wait_seconds)
+            try:
+                await self._lead(call, request, flight)
+            except IntentInFlight:
+                await self._after(call, request, call.policy.wait_seconds)
         except Exception as error:
             flight.failure = error
             raise
@@ -150,6 +160,7 @@ class FencedCalls:
             async with self._fence.effect(request, wait_seconds=0) as attempt:
                 if attempt.fresh:
                     if call.cancelled:
+                        flight.given_up = True
                         raise NotExecuted("cancelled before it was sent")
                     answered = await self._forward(call)
                     attempt.result = _taken(answered, call.policy)
@@ -172,10 +183,12 @@ class FencedCalls:
         with suppress(TimeoutError):
             async with asyncio.timeout(call.policy.wait_seconds):
                 await flight.landed.wait()
-        if flight.failure is not None:
+        if flight.given_up:
+            await self._admit(call, request)  # in its place
+        elif flight.failure is not None:
             self.shared_answers += 1
             raise flight.failure
-        if flight.answer is not None:
+        elif flight.answer is not None:
             self.shared_answers += 1
             call.reply_again(flight.answer)
         else:
@@ -186,9 +199,8 @@ class FencedCalls:
         admission = await self._fence.prepare(request, wait_seconds=wait_seconds)
         if isinstance(admission, Fresh):
             await self._fence.release(admission.prepared, "it had only waited for another attempt")
-            call.refuse("released", False, request.intent, _RELEASED)
-        else:
-            self._replay(call, admission.cert)
+            raise _Released
+        self._replay(call, admission.cert)
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -315,10 +327,19 @@ def _intent(call: Call, arguments: dict[str, Any]) -> str:
         if not isinstance(named, str):
             raise ValueError(f"_meta[{INTENT!r}] must be a string")
         return named
-    identifying = _picked(arguments, call.policy.identity)
-    identifying = identifying or without(arguments, call.policy.unhashed)
-    content = encode({"tool": call.tool, "args": identifying}, max_depth=MAX_DEPTH + 1, name="call")
+    picked = _picked(arguments, call.policy.identity)
+    identifying = {
+        "tool": call.tool,
+        "args": picked or without(arguments, call.policy.unhashed),
+        **_round(call),
+    }
+    content = encode(identifying, max_depth=MAX_DEPTH + 1, name="call")
     return f"{call.tool[:200]}:{sha256_hex(content)}"
+
+
+def _round(call: Call) -> dict[str, Any]:
+    """What tells one round of a multi-round-trip call from another (2026-07-28)."""
+    return {name: call.message.params[name] for name in _ROUND if name in call.message.params}
 
 
 def _picked(arguments: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
