@@ -125,7 +125,7 @@ def test_each_mode_finds_one_effect_behind_the_fence(till, mode):
 
 
 def test_a_crash_is_timed_by_the_effect_itself_and_the_raw_server_fires_again(till):
-    options = (*CHARGE, "--mode", "crash", *till.observe, "--timeout", "2", "--json")
+    options = (*CHARGE, "--mode", "crash", *till.observe, "--timeout", "4", "--json")
     said = till.probe(*options, command=till.server("60"))
     assert (said.code, said.json["distinct_effects"], till.charges()) == (PROVEN_EXIT, 2, 2)
     assert said.json["transport_failures"] == 2, "killed at work; and it answers after a minute"
@@ -133,7 +133,7 @@ def test_a_crash_is_timed_by_the_effect_itself_and_the_raw_server_fires_again(ti
 
 @pytest.mark.parametrize("timed_by", ["effect", "time"])
 def test_after_a_crash_the_fence_does_not_run_it_again(till, timed_by):
-    timing = till.observe if timed_by == "effect" else ("--kill-after", "0.5")
+    timing = till.observe if timed_by == "effect" else ("--kill-after", "2")
     options = (*CHARGE, "--mode", "crash", *timing, "--json")
     said = till.probe(*options, command=till.wrap(till.server("60")))
     assert (said.code, said.json["verdict"], till.charges()) == (0, NOT_AGAIN, 1), said
