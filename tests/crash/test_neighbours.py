@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import random
 import shutil
 import signal
 import stat
-import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
 import pytest
 
 from effectfence import (
@@ -25,6 +26,7 @@ from effectfence import (
     Fresh,
     LedgerUnavailable,
     OutcomeUnknown,
+    PreparedEffect,
     records,
 )
 from effectfence.stores.contract import Applied
@@ -32,7 +34,7 @@ from effectfence.stores.file import FileStore, verify
 from effectfence.stores.machine import Machine
 from tests.crash.conftest import LONG
 from tests.crash.forks import Forks, complaint
-from tests.crash.judge import Notes, judged
+from tests.crash.judge import Notes, judged, said
 from tests.crash.worker import World, request_of, result_of
 from tests.stores.damage import change
 
@@ -67,41 +69,71 @@ async def test_two_processes_that_open_one_ledger_together(forks: Forks, scratch
 # Reading beside writers ---------------------------------------------------------------------------
 
 
+RECORDS = 10_000_000 if LONG else 1_000_000
+"""Shown to readers in all, each as often as it is shown, since each time it could be torn: what the
+lines that `tail` sees write or keep, what `verify` finds, the intents that are listed."""
+
+
+@dataclass
+class Tail:
+    """Who reads the bytes beside the writers, and knows nothing of locks and marks."""
+
+    ledger: Path
+    seen: dict[int, bytes] = field(default_factory=dict)
+    """By inode: a compaction makes a new file."""
+    states: int = 0
+
+    def look(self) -> int:
+        """How many records there are, up to the last newline: whole JSON every line, and what was
+        there before is there still, in the same place."""
+        with self.ledger.open("rb") as file:
+            inode, data = os.fstat(file.fileno()).st_ino, file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        assert data.startswith(self.seen.get(inode, b"")), "what was shown is not there any more"
+        self.states += data != self.seen.get(inode)
+        self.seen[inode] = data
+        lines = [orjson.loads(line) for line in data.split(b"\n")[:-1]]
+        return sum(len(line.get("puts", line.get("kept", ()))) for line in lines)
+
+
 async def test_a_reader_sees_a_prefix_of_the_truth(forks: Forks, scratch: Path) -> None:
     """Row 27: all that had been acknowledged when it looked, nothing torn, nothing taken back."""
     at = places(scratch)
-    writers = [forks.start("endless", seed=i, first=0, callers=3, **at) for i in range(2)]
+    endless = {"first": 0, "callers": 3, "compact_within": 4.0, **at}
+    writers = [forks.start("endless", seed=i, **endless) for i in range(2)]
     while not at["ledger"].exists() or not (scratch / "words").exists():
         await asyncio.sleep(0.01)
-    ends = time.monotonic() + (600 if LONG else 5)
-    reads = changes = 0
-    shown: dict[str, str] = {}
+    tail, shown = Tail(at["ledger"]), Counter[str]()
+    changes = 0
+    told: set[tuple[str, str]] = set()
+    done: dict[str, str] = {}
     async with EffectFence.open(at["ledger"]) as fence:
-        while time.monotonic() < ends:
-            told = Notes.read(scratch)
+        heard = 0
+        while shown.total() < RECORDS:
+            words = (scratch / "words").read_bytes()
+            news, heard = said(words[heard:]), len(words)
+            told |= {(word["intent"], word["cert"]) for word in news if word["word"] == "done"}
             summary = verify(str(at["ledger"]), records.check_body)
             assert summary.changes >= changes
             changes = summary.changes
-            listed = {r.intent: r.cert.hash async for r in fence.intents("done") if r.cert}
-            assert shown.items() <= listed.items(), "nothing is taken back"
-            shown = listed
-            assert {(w["intent"], w["cert"]) for w in told.told("done")} <= shown.items()
-            assert whole_lines(at["ledger"].read_bytes())
-            reads += 3
+            shown["verified"] += summary.records
+            listed = [record async for record in fence.intents()]
+            shown["listed"] += len(listed)
+            certified = {r.intent: r.cert.hash for r in listed if r.cert}
+            assert done.items() <= certified.items(), "nothing is taken back"
+            done = certified
+            assert told <= done.items()
+            for _ in range(40):
+                shown["tailed"] += tail.look()
     for process in writers:
         assert forks.kill(process) == -signal.SIGKILL, complaint(scratch)
+    tail.look()
     assert await judged(at["ledger"], Notes.read(scratch), again=True) == []
     async with EffectFence.open(at["ledger"]) as fence:
-        listed = {r.intent: r.cert.hash async for r in fence.intents("done") if r.cert}
-    assert shown.items() <= listed.items()
-    assert reads > 20
-    print(f"{reads} readings, {changes} changes, {len(shown)} intents")
-
-
-def whole_lines(data: bytes) -> bool:
-    """What `tail` shows, up to its last newline, is JSON line by line."""
-    lines = data[: data.rfind(b"\n")].split(b"\n")
-    return all(isinstance(json.loads(line), dict) for line in (*lines[:2], *lines[-20:]))
+        certified = {r.intent: r.cert.hash async for r in fence.intents("done") if r.cert}
+    assert done.items() <= certified.items()
+    assert tail.states > 50, "the writers went on meanwhile"
+    print(dict(shown), f"in {tail.states} states of {len(tail.seen)} files, {changes} changes")
 
 
 # Stopped, and back --------------------------------------------------------------------------------
@@ -119,26 +151,32 @@ async def lapsed(fence: EffectFence, intents: int) -> None:
         await asyncio.sleep(0.005)
 
 
+ZOMBIES = 20_000 if LONG else 5_000
+"""A policy: tickets whose holder is stopped until their leases are over, and then reports on them
+all at once."""
+
+
 async def test_a_holder_that_sleeps_past_its_lease_may_still_say_what_it_did(
     forks: Forks, scratch: Path
 ) -> None:
     """Row 28, "fence": meanwhile everybody is told that nobody knows."""
     at = places(scratch)
     brief = {"lease_ttl": 0.2}
-    process = forks.start("hold", intents=(0, 100), config=brief, **at)
+    process = forks.start("hold", intents=(0, ZOMBIES), config=brief, **at)
     await stopped(process)
+    intents = [f"i{i}" for i in range(ZOMBIES)]
     async with EffectFence.open(at["ledger"], FenceConfig(**brief)) as fence:
-        await lapsed(fence, 100)
-        for i in range(100):
-            with pytest.raises(OutcomeUnknown) as caught:
-                await fence.prepare(request_of(f"i{i}"))
-            assert caught.value.ran is None
+        await lapsed(fence, ZOMBIES)
+        asked = await asyncio.gather(
+            *(fence.prepare(request_of(intent)) for intent in intents), return_exceptions=True
+        )
+        assert all(isinstance(told, OutcomeUnknown) and told.ran is None for told in asked)
         os.kill(process, signal.SIGCONT)
-        assert forks.wait(process) == 0, complaint(scratch)
+        assert await asyncio.to_thread(forks.wait, process) == 0, complaint(scratch)
         states = [record.state async for record in fence.intents()]
-    assert states == ["done"] * 100
+    assert states == ["done"] * ZOMBIES
     notes = Notes.read(scratch)
-    assert len(list(notes.told("done"))) == 100
+    assert sorted(word["intent"] for word in notes.told("done")) == sorted(intents)
     assert await judged(at["ledger"], notes) == []
 
 
@@ -148,30 +186,38 @@ async def test_a_holder_that_was_replaced_while_it_slept_is_refused(
     """Row 28, "takeover": its commits come after, or before, those of who took over."""
     at = places(scratch)
     brief = {"lease_ttl": 0.2, "on_lease_expiry": "takeover"}
-    process = forks.start("hold", intents=(0, 100), config=brief, **at)
+    process = forks.start("hold", intents=(0, ZOMBIES), config=brief, **at)
     await stopped(process)
-    config = FenceConfig(lease_ttl=60.0, on_lease_expiry="takeover")
+    config = FenceConfig(lease_ttl=600.0, on_lease_expiry="takeover")
     world = World(scratch)
     async with EffectFence.open(at["ledger"], config) as fence:
-        await lapsed(fence, 100)
+        await lapsed(fence, ZOMBIES)
         tickets = []
-        for i in range(100):
-            admission = await fence.prepare(request_of(f"i{i}"))
+        for admission in await asyncio.gather(
+            *(fence.prepare(request_of(f"i{i}")) for i in range(ZOMBIES))
+        ):
             assert isinstance(admission, Fresh)
             assert admission.prepared.attempt == 2
             tickets.append(admission.prepared)
             world.fire(admission.prepared)
-        certs = [await fence.commit(t, result_of(t.intent)) for t in tickets[:50]]
+
+        async def commit(some: list[PreparedEffect]) -> None:
+            for ticket in some:
+                cert = await fence.commit(ticket, result_of(ticket.intent))
+                world.tell("done", cert.intent, cert=cert.hash)
+
+        await commit(tickets[: ZOMBIES // 3])
         os.kill(process, signal.SIGCONT)
-        assert forks.wait(process) == 0, complaint(scratch)
-        certs += [await fence.commit(t, result_of(t.intent)) for t in tickets[50:]]
-        for cert in certs:
-            world.tell("done", cert.intent, cert=cert.hash)
+        waiting = asyncio.to_thread(forks.wait, process)
+        status, _ = await asyncio.gather(waiting, commit(tickets[ZOMBIES // 3 : ZOMBIES // 3 * 2]))
+        assert status == 0, complaint(scratch)
+        await commit(tickets[ZOMBIES // 3 * 2 :])
     notes = Notes.read(scratch)
     refused = [word["code"] for word in notes.told("refused")]
-    assert refused == ["lease_lost"] * 100
-    assert next(notes.told("late"))["count"] == 100
-    assert len(notes.effects) == 200, "that is what takeover costs"
+    assert refused == ["lease_lost"] * ZOMBIES
+    assert len(list(notes.told("done"))) == ZOMBIES
+    assert next(notes.told("late"))["count"] == ZOMBIES
+    assert len(notes.effects) == 2 * ZOMBIES, "that is what takeover costs"
     assert await judged(at["ledger"], notes, policy="takeover") == []
 
 

@@ -214,15 +214,16 @@ async def hold(spec: dict[str, Any], world: World) -> None:
     """Claim, fire, and commit only after having been stopped for a while."""
     fence = await opened(spec)
     tickets = []
-    for i in range(*spec["intents"]):
-        admission = await fence.prepare(request_of(f"i{i}"))
+    intents = [f"i{i}" for i in range(*spec["intents"])]
+    for admission in await asyncio.gather(*(fence.prepare(request_of(i)) for i in intents)):
         assert isinstance(admission, Fresh)
         tickets.append(admission.prepared)
         world.fire(admission.prepared)
     world.tell("holds")
     os.kill(os.getpid(), signal.SIGSTOP)
-    for ticket in tickets:
-        await report_late(fence, world, ticket)
+    for start in range(0, len(tickets), 20):
+        late = tickets[start : start + 20]
+        await asyncio.gather(*(report_late(fence, world, ticket) for ticket in late))
     world.tell("late", count=fence.stats().late_commits)
     await fence.aclose(drain_seconds=0)
 
