@@ -208,6 +208,7 @@ class Process:
                 if attempt.fresh:
                     self.scenario.admitted(self, attempt.prepared)
                     attempt.result = await self.scenario.tool.call(self, attempt.prepared)
+                    self.scenario.reports(attempt.prepared)
         except FenceError as error:
             self._told(intent, attempt_seq(locals().get("attempt")), error)
             raise
@@ -229,6 +230,7 @@ class Process:
             await fence.abort(ticket, "nobody knows")
             scenario.log(f"p{self.number} aborted {ticket.intent}")
             raise
+        scenario.reports(ticket)
         for _ in range(random.choice((1, 1, 2, 3))):
             try:
                 cert = await fence.commit(ticket, result)
@@ -257,6 +259,8 @@ class Scenario:
         self.random = self.loop.random
         self.policy = policy
         self.history = History()
+        self.zombies: Counter[str] = Counter()
+        """Tickets reported on when their lease was over, or another's number stood there."""
         self.lines: list[str] = []
         self.ledger = Ledger(self.loop, self.history)
         rough = self.random.choice((0.0, 1.0, 3.0))
@@ -345,6 +349,16 @@ class Scenario:
         if record is None or record.label != "open" or record.stamp != ticket.seq:
             self.history.unclaimed.append(ticket.intent)
 
+    def reports(self, ticket: PreparedEffect) -> None:
+        """Its holder is about to commit: a zombie, if its lease is over or no longer its own."""
+        key = f"intent/{ticket.intent}"
+        view = self.ledger.read([key])
+        record = view.records[key]
+        if record is None or record.tag is None or record.stamp != ticket.seq:
+            self.zombies["replaced"] += 1
+        elif rules.describe(record, view.now, gone=False).state in ("expired", "unknown"):
+            self.zombies["expired"] += 1
+
     def log(self, line: str) -> None:
         self.lines.append(f"{self.loop.now:8.3f} {line}")
 
@@ -402,13 +416,15 @@ def scenario(seed: int, policy: OnLeaseExpiry, clock: _Clock) -> tuple[Scenario,
 def search(policy: OnLeaseExpiry, seeds: range, *, stop: bool = False) -> dict[str, Any]:
     """All of these seeds (or up to the first that finds something)."""
     report: dict[str, Any] = {"seeds": 0, "effects": 0, "commits": 0, "double_effects": 0}
-    report["violations"] = {}
+    report.update(replaced=0, expired=0, violations={})
     with simulated() as clock:
         for seed in seeds:
             run, found = scenario(seed, policy, clock)
             report["seeds"] += 1
             report["effects"] += len(run.history.effects)
             report["commits"] += len(run.history.certified)
+            report["replaced"] += run.zombies["replaced"]
+            report["expired"] += run.zombies["expired"]
             report["double_effects"] += bool(double_effects(run.history))
             if found:
                 report["violations"][seed] = found
