@@ -130,3 +130,9 @@ def test_a_member_that_only_one_has_is_a_difference() -> None:
     near = NearDuplicates()
     assert near.seen("pay", {"order": 1, "to": "x"}, ()) == []
     assert near.seen("pay", {"order": 1, "to": "x", "memo": None}, ()) == ["/memo"]
+
+
+def test_the_readmes_example_is_a_policy(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.split("```toml\n")[1].split("```")[0]
+    assert load(tmp_path, example).of("charge_card").on_error == "unknown"
