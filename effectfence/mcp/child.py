@@ -58,6 +58,11 @@ class Child:
         return self.exited
 
     @property
+    def pid(self) -> int:
+        """Also the number of its process group."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int:
         """As a shell gives it: 128 and the signal's number for one that was killed."""
         code = self._process.poll()
@@ -76,7 +81,7 @@ class Child:
     def signal(self, number: int) -> None:
         """To the whole group."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
 
     async def end(self, grace_seconds: float, term_seconds: float = TERM_SECONDS) -> None:
         """End the group; its input is closed by now. Whoever ends by itself has `grace_seconds`."""
@@ -103,7 +108,7 @@ class Child:
 
     def _group_is_there(self) -> bool:
         try:
-            os.killpg(self._process.pid, 0)
+            os.killpg(self.pid, 0)
         except (ProcessLookupError, PermissionError):
             return False
         return True

@@ -81,7 +81,7 @@ class Server:
 
     async def __aenter__(self) -> Server:
         try:
-            self._child = _Process(self._command, self._env)
+            self._child = Child(self._command, self._env)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise CannotProbe(f"{self.name} could not be started: {reason}") from None
@@ -269,16 +269,6 @@ def _answer_to_server(method: Any) -> dict[str, Any]:
     if method == "ping":
         return {"result": {}}
     return {"error": {"code": _NO_SUCH_METHOD, "message": f"the probe has no {method}"}}
-
-
-class _Process(Child):
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-
-Process = tuple[int, str]
-"""Its id, and when it started: ids are used again."""
 
 
 def _descendants(pid: int) -> list[Process]:
