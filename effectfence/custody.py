@@ -66,7 +66,8 @@ class Custody:
         held = self.held.get(holder.token)
         if held is not None and held.holder.seal == holder.seal:
             del self.held[holder.token]
-        self._wake()
+        if self._draining:
+            self._wake()
 
     def _forget_lapsed(self) -> None:
         now = time.monotonic()
@@ -132,7 +133,8 @@ class Custody:
     def entered(self) -> None:
         """A `prepare` got its answer."""
         self.entering -= 1
-        self._wake()
+        if self._draining:
+            self._wake()
 
     def _wake(self) -> None:
         for future in tuple(self._draining):

@@ -452,33 +452,30 @@ class EffectFence:
     # --- admission --------------------------------------------------------------------------------
 
     async def _admit(self, claim: claims.Claim) -> tuple[rules.Answer, Applied | None]:
-        self._shared.custody.entering += 1
-        try:
-            return await self._ask(claim)
-        finally:
-            self._shared.custody.entered()
-
-    async def _ask(self, claim: claims.Claim) -> tuple[rules.Answer, Applied | None]:
         """Swap the hopeful change, or decide on what stands there, until store and rules agree."""
         shared = self._shared
-        store, keys = shared.store, claim.expect_fresh
-        if shared.strict or store.peek(claim.intent_key):
-            decision = await self._gates(await store.load(keys), claim)
-        else:
-            decision = rules.claim(claim, self._offer())
-        for _ in range(_TRIES):
-            if decision.change is None:
-                return decision.answer, None
-            try:
-                answer = await store.swap(decision.change)
-            except (asyncio.CancelledError, errors.LedgerUnavailable) as error:
-                self._doubt(claim, decision.answer, error)
-                raise
-            if type(answer) is Applied:
-                return decision.answer, answer
-            assert type(answer) is View
-            decision = await self._gates(await self._whole(answer, tuple(keys)), claim)
-        raise self._contention()
+        store, keys, custody = shared.store, claim.expect_fresh, shared.custody
+        custody.entering += 1
+        try:
+            if shared.strict or store.peek(claim.intent_key):
+                decision = await self._gates(await store.load(keys), claim)
+            else:
+                decision = rules.claim(claim, self._offer())
+            for _ in range(_TRIES):
+                if decision.change is None:
+                    return decision.answer, None
+                try:
+                    answer = await store.swap(decision.change)
+                except (asyncio.CancelledError, errors.LedgerUnavailable) as error:
+                    self._doubt(claim, decision.answer, error)
+                    raise
+                if type(answer) is Applied:
+                    return decision.answer, answer
+                assert type(answer) is View
+                decision = await self._gates(await self._whole(answer, tuple(keys)), claim)
+            raise self._contention()
+        finally:
+            custody.entered()
 
     async def _gates(self, view: View, claim: claims.Claim) -> rules.Decision:
         opens = await self._opens(but=claim.intent_key) if self._shared.strict else ()
@@ -566,7 +563,7 @@ class EffectFence:
     ) -> EffectCert:
         for delay in (*_COMMIT_RETRY_SECONDS, None):
             try:
-                answer, _ = await self._try_commit(claim, holder, prepared.seq, content)
+                answer = await self._try_commit(claim, holder, prepared.seq, content)
             except errors.LedgerUnavailable as error:
                 if delay is None or error.ran is None or error.closed:
                     raise
@@ -582,18 +579,30 @@ class EffectFence:
 
     async def _try_commit(
         self, claim: claims.Claim, holder: claims.Holder, seq: int, content: claims.Result
-    ) -> tuple[rules.Answer, Applied | View]:
+    ) -> rules.Answer:
         hopeful = rules.seal(claim, holder, seq, content)
         assert hopeful.change is not None
-        answer = await self._shared.store.swap(hopeful.change)
-        if type(answer) is Applied:
-            return hopeful.answer, answer
-        assert type(answer) is View
+        view = await self._shared.store.swap(hopeful.change)
+        if type(view) is Applied:
+            return hopeful.answer
+        assert type(view) is View
+        return await self._recommit(claim, holder, seq, content, view)
+
+    async def _recommit(
+        self,
+        claim: claims.Claim,
+        holder: claims.Holder,
+        seq: int,
+        content: claims.Result,
+        view: View,
+    ) -> rules.Answer:
+        """Upon what stood there instead."""
 
         def certify(view: View) -> rules.Decision:
             return rules.commit(view, claim, holder, seq, content, self.config)
 
-        return await self._decide(tuple(claim.expect_fresh), certify, answer)
+        answer, _ = await self._decide(tuple(claim.expect_fresh), certify, view)
+        return answer
 
     def _abort_rule(self, reason: str) -> Reporting:
         def rule(

@@ -13,6 +13,7 @@ Pure and synchronous; whoever owns a table serialises the calls. Invariants:
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable
 
 from effectfence._native import SequenceWords
@@ -24,7 +25,7 @@ _DROPPED_PER_WRITE = 4
 class Table:
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
-        self.labels: dict[str, dict[str, None]] = {}
+        self.labels: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.floor = 0
         self._expiring: list[tuple[float, str]] = []
         self._words = SequenceWords()
@@ -59,19 +60,19 @@ class Table:
         """
         if self._expiring and self._expiring[0][0] <= now:
             self.drop_expired(now, _DROPPED_PER_WRITE)
-        puts, records = change.puts, self.records
+        records = self.records
         written: dict[str, Record | None] = {}
-        counters = [put.stamp.key for put in puts if isinstance(put.stamp, VersionOf)]
-        for put in puts:
-            key = put.key
+        for put in change.puts:
+            key, stamp, expires_in = put.key, put.stamp, put.expires_in
             old = records.get(key)
             if old is not None and old.expires_at <= now:
                 self._remove(key, old)
                 old = None
-            stamp = put.stamp
             if isinstance(stamp, VersionOf):
                 source = written[stamp.key]
                 assert source is not None, "put earlier in the same change"
+                if source.version > 1 and stamp.key not in self._word_of:
+                    self._word_of[stamp.key] = self._words.allocate(source.version)
                 stamp = source.version
             if put.newer and old is not None and (stamp or 0) <= old.stamp:
                 continue
@@ -82,12 +83,8 @@ class Table:
                 written[key] = None
                 continue
             if old is None:
-                version = self.floor + 1
-                if key in counters:
-                    self._word_of[key] = self._words.allocate(version)
-                expires_in = put.expires_in
                 record = Record(
-                    version,
+                    self.floor + 1,
                     put.tag or "",
                     stamp or 0,
                     now,
@@ -97,15 +94,14 @@ class Table:
                     writer,
                 )
             else:
-                version = self._bumped(key, old, key in counters) if put.bump else old.version
                 record = Record(
-                    version,
+                    self._bumped(key, old) if put.bump else old.version,
                     old.tag if put.tag is None else put.tag,
                     old.stamp if stamp is None else stamp,
                     now,
                     old.label if put.label is None else put.label,
                     old.body if put.body is None else put.body,
-                    old.expires_at if put.expires_in is None else now + put.expires_in,
+                    old.expires_at if expires_in is None else now + expires_in,
                     writer,
                 )
             self._place(key, old, record)
@@ -137,13 +133,11 @@ class Table:
     def keys_labelled(self, label: str) -> list[str]:
         return list(self.labels.get(label, ()))
 
-    def _bumped(self, key: str, old: Record, counter: bool) -> int:
+    def _bumped(self, key: str, old: Record) -> int:
         """The next version; a counter's is taken by the one atomic step that decides racers."""
         standing = old.version
         word = self._word_of.get(key)
         if word is None:
-            if counter:
-                self._word_of[key] = self._words.allocate(standing + 1)
             return standing + 1
         found = self._words.compare_exchange(word, standing, standing + 1)
         if found != standing:
@@ -152,17 +146,17 @@ class Table:
 
     def _place(self, key: str, old: Record | None, record: Record) -> None:
         self.records[key] = record
-        label = record.label
+        label, expires_at = record.label, record.expires_at
         if old is None:
-            self.labels.setdefault(label, {})[key] = None
-            if record.expires_at != NEVER:
-                heapq.heappush(self._expiring, (record.expires_at, key))
+            self.labels[label][key] = None
+            if expires_at != NEVER:
+                heapq.heappush(self._expiring, (expires_at, key))
             return
         if old.label != label:
             del self.labels[old.label][key]
-            self.labels.setdefault(label, {})[key] = None
-        if record.expires_at not in (NEVER, old.expires_at):
-            heapq.heappush(self._expiring, (record.expires_at, key))
+            self.labels[label][key] = None
+        if expires_at not in (NEVER, old.expires_at):
+            heapq.heappush(self._expiring, (expires_at, key))
 
     def _remove(self, key: str, old: Record) -> None:
         del self.records[key]
