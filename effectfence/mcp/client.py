@@ -271,6 +271,10 @@ def _answer_to_server(method: Any) -> dict[str, Any]:
     return {"error": {"code": _NO_SUCH_METHOD, "message": f"the probe has no {method}"}}
 
 
+Process = tuple[int, str]
+"""Its id, and when it started: ids are used again."""
+
+
 def _descendants(pid: int) -> list[Process]:
     """What a process started, and what that started, also in groups of their own; nothing where
     there is no /proc."""
