@@ -35,7 +35,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, repeat
+from itertools import pairwise, repeat
 from sys import intern
 from typing import Any, Final
 
@@ -399,11 +399,17 @@ class Reader:
     def _read(self, data: bytes, start: int, end: int) -> None:
         line = data[start:end]
         value = orjson.loads(line)
-        if orjson.dumps(value) != line:
-            raise _Refused("not in the form in which it was written")
         if type(value) is not dict:
             raise _Refused("not an object")
         names = tuple(value)
+        texts: list[bytes] = []
+        if names == _KEPT and type(value["bodies"]) is list:
+            texts = list(map(orjson.dumps, value["bodies"]))
+            echo = _kept_echo(value, texts)
+        else:
+            echo = orjson.dumps(value)
+        if echo != line:
+            raise _Refused("not in the form in which it was written")
         if names[-1:] != ("hash",) or len(_text(value["hash"])) != 64:
             raise _Refused("it does not end with its hash")
         tip = self.tip
@@ -412,7 +418,7 @@ class Reader:
         elif names in (_OPENER, _OPENER_AFTER_CUT):
             self._read_opener(value, tip.offset + len(line) + 1)
         elif names == _KEPT:
-            self._read_kept(value, line)
+            self._read_kept(value, texts)
         elif names == _HEADER and tip.line == 0:
             self._read_header(value)
         elif names == _SEAM:
@@ -434,8 +440,11 @@ class Reader:
         self.tip.anchor = header.anchor
         self._raise_floor(header.floor)
 
-    def _read_kept(self, value: dict[str, Any], line: bytes) -> None:
-        """The records of a kept line have the same members, so each member is one column."""
+    def _read_kept(self, value: dict[str, Any], texts: list[bytes]) -> None:
+        """The records of a kept line have the same members, so each member is one column.
+
+        `texts`: the bodies as they stand in the line.
+        """
         if self.header is None or not self.header.compacted or self.seam_end:
             raise _Refused("a record of a compaction outside of one")
         puts, bodies = value["kept"], value["bodies"]
@@ -453,7 +462,7 @@ class Reader:
         if "" in keys or min(versions) < 1 or max(*versions, *map(abs, stamps)) > _LARGEST:
             raise _Refused("a field is out of range")
         labels = [intern(label) for label in columns["label"]]
-        found = self._kept_bodies(columns, labels, bodies, line)
+        found = self._kept_bodies(columns, labels, bodies, texts)
         records = map(
             Record, versions, columns["tag"], stamps, columns["at"], labels, found,
             columns.get("expires_at", repeat(NEVER)), map(intern, columns["writer"]),
@@ -464,12 +473,14 @@ class Reader:
         self.records_read += len(keys)
 
     def _kept_bodies(
-        self, columns: dict[str, Any], labels: list[str], bodies: list[Any], line: bytes
+        self, columns: dict[str, Any], labels: list[str], bodies: list[Any], texts: list[bytes]
     ) -> Iterable[bytes]:
         check, values = self._check_body, bodies
         found: Iterable[bytes]
         if "size" in columns:
-            found = _cuts(line, columns["size"], bodies)
+            found = texts
+            if list(columns["size"]) != list(map(len, texts)):
+                raise _Refused("the bodies are not as long as they say")
         elif bodies:
             raise _Refused("bodies that belong to nobody")
         elif "text" in columns:
@@ -617,18 +628,10 @@ def _bad_line(data: bytes, start: int, end: int) -> str:
     return "its hash does not match: it, or a line before it, was changed, lost or moved"
 
 
-def _cuts(line: bytes, sizes: Sequence[int], bodies: Sequence[Any]) -> list[bytes]:
-    """The exact bytes of the bodies, which stand at the end of the line before its hash.
-
-    A line is its own echo, so where each size is that of its value's echo the cuts are right.
-    """
-    if len(sizes) != len(bodies):
-        raise _Refused("another number of bodies than it says")
-    if list(sizes) != list(map(len, map(orjson.dumps, bodies))):
-        raise _Refused("the bodies are not as long as they say")
-    at = line.index(_BODIES) + len(_BODIES)
-    starts = accumulate(sizes, lambda at, size: at + size + 1, initial=at)
-    return [line[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+def _kept_echo(value: dict[str, Any], texts: list[bytes]) -> bytes:
+    """The line again, from the texts of its bodies: each body is wanted as bytes anyway."""
+    kept, digest = orjson.dumps(value["kept"]), orjson.dumps(value["hash"])
+    return b'{"kept":%b,"bodies":[%b],"hash":%b}' % (kept, b",".join(texts), digest)
 
 
 def _other_body(put: dict[str, Any]) -> bytes:
