@@ -36,6 +36,11 @@ LAYERS = (
     "effectfence.effects",
     "effectfence.fence",
     "effectfence.doctor",
+    "effectfence.web.workers",
+    "effectfence.web.idempotency",
+    "effectfence.web.desk",
+    "effectfence.web.asgi",
+    "effectfence.web.aiohttp",
     "effectfence.commands.printing",
     "effectfence.mcp.wire",
     "effectfence.mcp.pipes",
@@ -69,7 +74,9 @@ KNOWS_NOTHING_OF_INTENTS = ("claims", "records", "rules", "custody", "effects", 
 SURFACES = tuple(
     name
     for name in LAYERS
-    if name.startswith(("effectfence.cli", "effectfence.commands.", "effectfence.mcp."))
+    if name.startswith(
+        ("effectfence.cli", "effectfence.commands.", "effectfence.mcp.", "effectfence.web.")
+    )
     or name in ("effectfence.doctor", "effectfence.__main__")
 )
 
