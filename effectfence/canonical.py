@@ -242,7 +242,10 @@ def _items_left_if_plain(container: Any, levels: int, items: int) -> int:
     items -= len(container)
     if levels < 1 or items < 0:
         return -1
-    for item in container.values() if type(container) is dict else container:
+    parts = container.values() if type(container) is dict else container
+    if _SCALARS.issuperset(map(type, parts)):
+        return items
+    for item in parts:
         kind = type(item)
         if kind in _SCALARS:
             continue

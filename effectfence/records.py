@@ -110,7 +110,8 @@ def body_of(record: Record | None) -> dict[str, Any]:
 def cert_of(body: Mapping[str, Any]) -> EffectCert:
     """The certificate inside a done record."""
     fields = dict(body["cert"])
-    fields["read_set"] = tuple(_trusted(ReadSetEntry, entry) for entry in fields["read_set"])
+    facts = fields["read_set"]
+    fields["read_set"] = tuple([_trusted(ReadSetEntry, fact) for fact in facts]) if facts else ()
     fields["vector_clock"] = VectorClock.trusted(fields["vector_clock"])
     fields["hash"] = body["hash"]
     return _trusted(EffectCert, fields)
