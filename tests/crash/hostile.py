@@ -130,7 +130,8 @@ def _mutate(lines: list[Any], choice: Choice) -> None:
         other, other_key = _place(lines, choice.choose(len(lines)), choice)
         holder[key] = orjson.loads(orjson.dumps(other[other_key]))
     elif type(value) is int and choice.choose(2):
-        holder[key] = value + (-1, 1, 1000, -1000)[choice.choose(4)]
+        moved = value + (-1, 1, 1000, -1000)[choice.choose(4)]
+        holder[key] = max(-(1 << 63), min(moved, (1 << 64) - 1))  # what this can write down
     elif type(value) is float and choice.choose(2):
         holder[key] = value * (-1.0, 0.5, 1e9, 1e-9)[choice.choose(4)]
     elif type(value) is str and value and choice.choose(2):
@@ -304,9 +305,8 @@ def guided(lines: list[list[dict[str, Any]]], seconds: int) -> None:
         choice = _Bytes(data)
         read(mutated(lines[choice.choose(len(lines))], choice))
 
-    atheris.Setup(
-        [sys.argv[0], f"-max_total_time={seconds}", "-len_control=0", "-max_len=128"], one
-    )
+    options = ["-len_control=0", "-max_len=128", "-artifact_prefix=.cache/"]
+    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", *options], one)
     atheris.Fuzz()
 
 

@@ -1,11 +1,9 @@
-"""Row 48: bytes whose hashes are right and whose content is not. And damage: what an edit must not
-get past."""
+"""Row 48: bytes whose hashes are right and whose content is not (`./run long fuzzer`: an hour of
+them, guided by coverage). And damage: what an edit must not get past."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from effectfence.stores.file import FileStore, verify
 from effectfence.stores.ledger_format import Reader
 from tests.crash import hostile
 from tests.crash.conftest import LONG
-from tests.crash.forks import REPOSITORY
 from tests.crash.worker import request_of, result_of
 from tests.stores.conftest import HandMachine
 from tests.stores.damage import chained, damage_of, place, state_of
@@ -41,23 +38,14 @@ def test_nothing_but_corruption_comes_out_of_hostile_content(
 ) -> None:
     """And where it can be read, nothing but the fence's own errors."""
     readable = 0
-    for seed in range(1_000_000 if LONG else 6000):
+    for seed in range(100_000 if LONG else 6000):
         try:
-            using = LONG or seed % 20 == 0
+            using = seed % 20 == 0
             readable += hostile.try_seed(both, seed, scratch / "used", using=using)
         except Exception as error:
             raise AssertionError(f"python -m tests.crash.hostile --seed {seed}") from error
     print(readable, "readable")
     assert readable > 100, "most are refused, not all"
-
-
-if LONG:
-
-    def test_a_guided_fuzzer_finds_nothing_either() -> None:
-        """In a process of its own, which the fuzzer ends."""
-        pytest.importorskip("atheris", reason="atheris is missing: pip install atheris")
-        command = [sys.executable, "-m", "tests.crash.hostile", "--atheris", "3600"]
-        subprocess.run(command, check=True, cwd=REPOSITORY)
 
 
 @pytest.mark.parametrize("compacted", [False, True])

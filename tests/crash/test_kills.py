@@ -237,7 +237,7 @@ async def unreachable() -> None:
 
 # At random ----------------------------------------------------------------------------------------
 
-KILLS = 250_000 if LONG else 10_000
+KILLS = int(os.environ.get("EFFECTFENCE_KILLS", 250_000 if LONG else 10_000))
 STORMS = 2
 
 
