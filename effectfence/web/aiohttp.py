@@ -148,7 +148,6 @@ class _Station:
         self._principal = principal
         self._domain = domain
         self._everywhere = everywhere
-        self.middleware = web.middleware(self._middleware)
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Of the fence: that of the application."""
@@ -161,7 +160,8 @@ class _Station:
     async def page(self, _request: web.Request) -> web.Response:
         return _response(self._desk.page())
 
-    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         request["effectfence"] = await self._desk.open()
         if not self._everywhere or _mark_of(request.match_info.handler, request.method) is not None:
             return await handler(request)
@@ -277,6 +277,7 @@ async def _read_again(request: web.Request, most: int) -> bytes | None:
     again.feed_data(bytes(body))
     again.feed_eof()
     request._payload = again
+    request._cache.pop("content", None)
     return bytes(body)
 
 

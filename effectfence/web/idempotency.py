@@ -582,6 +582,8 @@ class Kind:
     title: str
     ran: bool | None
     advice: str
+    again: bool | None = None
+    """Whether a client that retries by itself is told to (Stripe's libraries listen)."""
 
 
 PROBLEMS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -630,6 +632,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "A request is outstanding for this Idempotency-Key",
                 False,
                 "Nothing ran by this request. Send the same one again after Retry-After.",
+                True,
             ),
             Kind(
                 "outcome-unknown",
@@ -638,6 +641,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = MappingProxyType(
                 None,
                 "It was not run again, and sending it again does not help. Look at what it did, or "
                 "ask the service's operator, who settles it (it ran) or clears it (it did not).",
+                False,
             ),
             Kind(
                 "result-not-recorded",
@@ -646,6 +650,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = MappingProxyType(
                 True,
                 "It ran once and was not run again. Ask the service for what it did; the answer "
                 "was too long to keep, or was a stream.",
+                False,
             ),
             Kind(
                 "refused",
@@ -653,6 +658,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Refused by the fence",
                 False,
                 "Nothing ran. Look again at what the request was decided on.",
+                False,
             ),
             Kind(
                 "not-executed",
@@ -699,6 +705,8 @@ class Problem:
         headers = [("content-type", "application/problem+json"), ("cache-control", "no-store")]
         if self.retry_after is not None:
             headers.append(("retry-after", str(self.retry_after)))
+        if self.kind.again is not None:
+            headers.append(("stripe-should-retry", str(self.kind.again).lower()))
         return Recorded(self.kind.status, headers, json.dumps(said).encode())
 
 
