@@ -25,22 +25,16 @@ SHOP = "tests.web.shop:app"
 
 
 def command(server: str, port: int, workers: int = 1, app: str = SHOP) -> list[str]:
-    python = [sys.executable, "-m"]
-    here = "127.0.0.1"
-    match server:
-        case "uvicorn":
-            return [*python, *f"uvicorn {app} --host {here} --port {port}".split(),
-                    "--workers", str(workers), "--no-access-log"]  # fmt: skip
-        case "hypercorn":
-            return [*python, *f"hypercorn {app} --bind {here}:{port} --workers {workers}".split()]
-        case "granian":
-            return [*python, *f"granian {app} --interface asgi --host {here} --port {port}".split(),
-                    "--workers", str(workers)]  # fmt: skip
-        case "aiohttp":
-            return [*python, "tests.web.shop", str(port)]
-        case "aiohttp --cancels":
-            return [*python, "tests.web.shop", str(port), "--cancels"]
-    raise ValueError(server)
+    at = f"--host 127.0.0.1 --port {port} --workers {workers}"
+    words = {
+        "uvicorn": f"uvicorn {app} {at} --no-access-log --timeout-graceful-shutdown 1",
+        "hypercorn": f"hypercorn {app} --bind 127.0.0.1:{port} --workers {workers} "
+        "--graceful-timeout 1",
+        "granian": f"granian {app} {at} --interface asgi",
+        "aiohttp": f"tests.web.shop {port}",
+        "aiohttp --cancels": f"tests.web.shop {port} --cancels",
+    }
+    return [sys.executable, "-m", *words[server].split()]
 
 
 class Shop:

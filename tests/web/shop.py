@@ -36,6 +36,7 @@ ROUTES = {
     "POST /brief": POLICY.but(result_ttl=0.2),
     "POST /hasty": POLICY.but(wait_seconds=0.0, retry_after_seconds=7),
 }
+DRAIN = float(os.environ.get("SHOP_DRAIN", "5"))
 CONFIG = FenceConfig(max_record_bytes=1 << 20)
 
 
@@ -137,6 +138,16 @@ def build() -> FastAPI:
             read = {name: await _text(value) for name, value in form.items()}
         return read
 
+    @app.post("/v1/charges")
+    async def _as_stripe(request: Request) -> dict[str, Any]:
+        number = executed(key_of(request), "stripe")
+        async with request.form() as form:
+            asked = dict(form)
+        await passed(str(asked.get("metadata[gate]", "")))
+        if asked["description"] == "lost":
+            raise RuntimeError("the bank did not answer")
+        return {"id": f"ch_{number}", "object": "charge", "amount": int(str(asked["amount"]))}
+
     @app.post("/stream")
     async def _stream(request: Request) -> StreamingResponse:
         return StreamingResponse(
@@ -159,6 +170,7 @@ def build() -> FastAPI:
         config=CONFIG,
         policy=POLICY,
         routes=ROUTES,
+        drain_seconds=DRAIN,
         principal=lambda scope: owner(
             next((v.decode() for n, v in scope["headers"] if n == b"authorization"), None)
         ),
@@ -274,6 +286,7 @@ def build_aiohttp() -> web.Application:
         config=CONFIG,
         policy=POLICY,
         routes=ROUTES,
+        drain_seconds=DRAIN,
         principal=lambda request: owner(request.headers.get("authorization")),
     )
     return app
@@ -284,6 +297,7 @@ if __name__ == "__main__":
         build_aiohttp(),
         host="127.0.0.1",
         port=int(sys.argv[1]),
+        shutdown_timeout=1,
         handler_cancellation="--cancels" in sys.argv,
         print=lambda line: print(json.dumps(line), file=sys.stderr),
     )
