@@ -186,7 +186,8 @@ class Policy:
         for name in ("request_headers", "unrecorded_headers"):
             object.__setattr__(self, name, _names(getattr(self, name), name, str.lower))
         object.__setattr__(self, "methods", frozenset(_names(self.methods, "methods", str.upper)))
-        object.__setattr__(self, "outcomes", MappingProxyType(dict(self.outcomes)))
+        outcomes = {str(status): verdict for status, verdict in self.outcomes.items()}
+        object.__setattr__(self, "outcomes", MappingProxyType(outcomes))
         for status, verdict in self.outcomes.items():
             _check_outcome(status, verdict)
         for name in ("wait_seconds", "max_request_bytes", "max_response_bytes"):
@@ -236,7 +237,7 @@ def _names(given: Any, field: str, written: Callable[[str], str]) -> tuple[str, 
 
 
 def _check_outcome(status: str, verdict: str) -> None:
-    if status != VALIDATION and re.fullmatch(r"[1-5](?:[0-9]{2}|xx)", str(status)) is None:
+    if status != VALIDATION and re.fullmatch(r"[1-5](?:[0-9]{2}|xx)", status) is None:
         raise ValueError(
             f"outcomes: {status!r} is no status; '503', '5xx' or 'validation' is wanted"
         )

@@ -121,28 +121,6 @@ def test_outcomes_survive_a_restart(tmp_path: Path) -> None:
         shop.stop()
 
 
-# --- ledgers in memory ----------------------------------------------------------------------------
-
-
-def test_four_workers_on_a_ledger_in_memory_are_refused(tmp_path: Path) -> None:
-    shop = Shop(tmp_path / "shop")
-    try:
-        shop.start(command("uvicorn", shop.port, 4), EFFECTFENCE_LEDGER="memory:")
-        until(lambda: "4 workers serve this application" in shop.said())
-        assert "EFFECTFENCE_LEDGER=effects.jsonl" in shop.said()
-        with pytest.raises(httpx.TransportError):
-            shop.charge(new_key())
-    finally:
-        shop.stop()
-
-
-def test_one_worker_on_a_ledger_in_memory_is_served_in_silence(tmp_path: Path) -> None:
-    with serving(tmp_path / "shop", "uvicorn", EFFECTFENCE_LEDGER="memory:") as shop:
-        key = new_key()
-        assert shop.charge(key).content == shop.charge(key).content
-        assert "in memory" not in shop.said()
-
-
 def connections(port: int) -> int:
     """How many established connections this machine has to a port of its own."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
