@@ -238,8 +238,9 @@ class Peer:
         return code
 
     async def kill(self) -> None:
+        """Its own children may live on, and hold its standard error."""
         self.signal(signal.SIGKILL)
-        await self.ended()
+        await until(lambda: self.process.returncode is not None)
 
     # --- reading ----------------------------------------------------------------------------------
 
