@@ -113,11 +113,11 @@ async def _on_http(ledger: str, config: FenceConfig, options: argparse.Namespace
     return _end(await serve_http(fence, listening, keys, settings, stop, most))
 
 
-def _end(recorded: bool) -> int:
-    if not recorded:
-        # Somebody holds the ledger's lock, or its disk is stuck: waiting has had its time, and the
-        # ledger says what becomes of what a dead process held.
-        _tell("the ledger did not take everything in time; what it did not take is unknown there")
+def _end(in_time: bool) -> int:
+    if not in_time:
+        # Somebody holds the ledger's lock, its disk is stuck, or a client does not read: waiting
+        # has had its time, and the ledger says what becomes of what a dead process held.
+        _tell("not everything ended in time; what the ledger did not take is unknown there")
         os._exit(1)
     return 0
 

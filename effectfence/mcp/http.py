@@ -310,7 +310,6 @@ async def serve_http(
         desk.server(),
         json_response=True,
         stateless=True,
-        security_settings=settings,
         max_request_body_size=2 * max_request_bytes,  # what was refused may be longer in words
     )
     door = Door(fence, inside, keys, settings, max_request_bytes)

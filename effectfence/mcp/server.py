@@ -59,6 +59,8 @@ CALLER: Final = "effectfence.caller"
 """Where an HTTP request's scope carries its `Caller`."""
 
 _FINISH_SECONDS: Final = 5.0
+_WRITE_SECONDS: Final = 2.0
+"""For a client that does not read what it is still told."""
 _LONGEST_LINE: Final = 64 << 20
 _SHOWN: Final = 5
 
@@ -188,7 +190,8 @@ class Desk:
         }
 
     async def _see_through(self, report: Coroutine[Any, Any, Any]) -> Any:
-        """Its outcome; cancelled, it goes on without the caller."""
+        """Its outcome; cancelled, it goes on without the caller, undisturbed: what the SDK cancels
+        it cancels anew at every turn of the loop."""
         task = asyncio.get_running_loop().create_task(report)
         self._reports.add(task)
         task.add_done_callback(self._reported)
@@ -505,31 +508,30 @@ def _described(name: str, schema: Schema) -> Schema:
 
 
 async def serve_stdio(fence: EffectFence, stop: asyncio.Event) -> bool:
-    """Serve one client on stdin and stdout until it closes stdin, or `stop` is set; whether all
-    that was reported is recorded.
+    """Serve one client on stdin and stdout until it closes stdin, or `stop` is set; whether all of
+    it ended in time.
 
-    Calls that came before the end of the input are answered, within a bound. Then the fence is
-    closed: tickets that agents still hold are recorded as unknown, and their holders may still
-    commit them at the next server on the same ledger.
+    Calls that came before the end are answered, within a bound. Then the fence is closed: tickets
+    that agents still hold are recorded as unknown, and their holders may still commit them at the
+    next server on the same ledger.
     """
-    desk = Desk(fence)
-    serving = asyncio.create_task(_serve_stdio(desk))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        serving.cancel()
-        stopping.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
-        recorded = await desk.close()
-    if not serving.cancelled() and (error := serving.exception()) is not None:
+    desk, source = Desk(fence), _Input(0)
+    serving = asyncio.create_task(_serve_stdio(desk, _Lines(source)))
+    ends = [asyncio.create_task(event.wait()) for event in (source.ended, stop)]
+    await asyncio.wait((serving, *ends), return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        source.end()
+    await asyncio.wait((serving,), timeout=_FINISH_SECONDS + _WRITE_SECONDS)
+    for end in ends:
+        end.cancel()
+    recorded = await desk.close()
+    if serving.done() and (error := serving.exception()) is not None:
         raise error
-    return recorded
+    return recorded and serving.done()
 
 
-async def _serve_stdio(desk: Desk) -> None:
+async def _serve_stdio(desk: Desk, lines: _Lines) -> None:
     server = desk.server()
-    lines = _Lines(_Input(0))
     try:
         # The SDK asks only that it can be iterated over.
         async with stdio_server(stdin=cast("anyio.AsyncFile[str]", lines)) as (incoming, outgoing):
@@ -628,6 +630,13 @@ class _Input:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue(4)
+        self.ended = asyncio.Event()
+
+    def end(self) -> None:
+        """As if the input had ended here."""
+        while not self._chunks.empty():
+            self._chunks.get_nowait()
+        self._chunks.put_nowait(b"")
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -645,16 +654,23 @@ class _Input:
             yield bytes(begun)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            try:
-                chunk = os.read(self._descriptor, 1 << 18)
-            except OSError:
-                chunk = b""
-            putting = self._chunks.put(chunk)
-            try:
-                asyncio.run_coroutine_threadsafe(putting, loop).result()
-            except (RuntimeError, CancelledError):  # the loop has ended: nobody listens any more
-                putting.close()
-                return
+        while self._hand_over(self._next(), loop):
+            pass
+
+    def _next(self) -> bytes:
+        try:
+            return os.read(self._descriptor, 1 << 18)
+        except OSError:
+            return b""
+
+    def _hand_over(self, chunk: bytes, loop: asyncio.AbstractEventLoop) -> bool:
+        """Wait until it is taken; whether there may be more."""
+        putting = self._chunks.put(chunk)
+        try:
             if not chunk:
-                return
+                loop.call_soon_threadsafe(self.ended.set)
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        except (RuntimeError, CancelledError):  # the loop has ended: nobody listens any more
+            putting.close()
+            return False
+        return bool(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,18 @@ async def test_a_commit_is_recorded_though_the_input_ended_under_it(place: Place
     assert await place.state("charge:o1") == "done"
 
 
+async def test_a_commit_is_recorded_though_a_signal_ends_the_server_under_it(place: Place) -> None:
+    peer = await place.stdio()
+    ticket = await prepared(peer)
+    with place.paused():
+        answer = peer.call("fence_commit", {"prepared": ticket, "result": 7})
+        await waits_for_a_lock(peer.pid)
+        peer.signal(signal.SIGTERM)
+    assert says(await answer)["status"] == "committed"
+    assert await peer.ended() == 0
+    assert await place.state("charge:o1") == "done"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_it_in_order(place: Place, number: int) -> None:
     peer = await place.stdio()
@@ -341,6 +354,24 @@ async def test_a_signal_ends_it_in_order(place: Place, number: int) -> None:
     assert await peer.ended() == 0
     assert peer.complaint() == ""
     assert await place.state("charge:o1") == "unknown"
+
+
+def test_a_client_that_does_not_read_never_holds_up_the_end(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    server = [*EFFECTFENCE, "serve", "--ledger", "memory:"]
+    with subprocess.Popen(
+        server, stdin=pipe, stdout=pipe, stderr=pipe, env=Place(tmp_path).env, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stderr
+        lines = [{"jsonrpc": "2.0", "id": n, "method": "server/discover"} for n in range(1000)]
+        for line in lines:  # the answers to all of them fill the pipe several times over
+            line["params"] = {"_meta": META}
+            process.stdin.write(json.dumps(line) + "\n")
+        process.stdin.write("nonsense\n")
+        process.stdin.close()
+        assert process.wait() == 1
+        assert "not everything ended in time" in process.stderr.read()
 
 
 async def test_a_client_that_reads_no_more_is_no_crash(place: Place) -> None:
