@@ -28,7 +28,7 @@ from aiohttp.streams import StreamReader
 
 from effectfence.errors import FenceError
 from effectfence.fence import EffectFence
-from effectfence.models import FenceConfig
+from effectfence.models import EffectRequest, FenceConfig
 from effectfence.web.desk import (
     Desk,
     Outcome,
@@ -41,6 +41,7 @@ from effectfence.web.desk import (
 )
 from effectfence.web.idempotency import (
     KEY_HEADER,
+    LOOKED_AT,
     OUTCOME_HEADER,
     POLICY_PATH,
     Headers,
@@ -162,7 +163,7 @@ class _Station:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        request["effectfence"] = await self._desk.open()
+        request["effectfence"] = self._desk.fence or await self._desk.open()
         if not self._everywhere or _mark_of(request.match_info.handler, request.method) is not None:
             return await handler(request)
         route = self._desk.routes.match(request.method, request.path)
@@ -186,7 +187,7 @@ class _Station:
     async def _fenced(
         self, request: web.Request, handler: Handler, key: str, policy: Policy
     ) -> web.StreamResponse:
-        fence = await self._desk.open()
+        fence = self._desk.fence or await self._desk.open()
         if self._principal is not None:
             try:
                 owner = principal_scope(await value_of(self._principal(request)))
@@ -201,25 +202,40 @@ class _Station:
             method=request.method,
             path=request.rel_url.raw_path,
             query=request.rel_url.raw_query_string.encode(),
-            headers=[(name.lower(), value) for name, value in request.headers.items()],
+            headers=_looked_at(request, policy),
             body=body,
             domain=await self._domain_of(request),
             policy=policy,
         )
-        exchange = _Exchange(request, handler, policy, self._desk.lifetime(policy))
+        return cast(
+            "web.StreamResponse",
+            await self._desk.outlast(self._pass(request, handler, fence, action, policy)),
+        )
 
-        async def pass_the_fence() -> web.StreamResponse:
-            try:
-                cert = await self._desk.once(fence, action, policy, exchange.run)
-                if cert is not None:
-                    return _response(self._desk.replay(cert, policy))
-            except FenceError as error:
-                if exchange.began:
-                    raise
-                return self._refusal(await self._desk.explain(error, fence, action, policy))
-            return await exchange.answer(self._refusal)
-
-        return cast("web.StreamResponse", await self._desk.outlast(pass_the_fence()))
+    async def _pass(
+        self,
+        request: web.Request,
+        handler: Handler,
+        fence: EffectFence,
+        action: EffectRequest,
+        policy: Policy,
+    ) -> web.StreamResponse:
+        """Through the fence, in a task that no client's leaving ends."""
+        desk = self._desk
+        try:
+            attempt = await desk.begin(fence, action, policy)
+            if attempt.earlier is not None:
+                return _response(desk.replay(attempt.earlier, policy))
+        except FenceError as error:
+            return self._refusal(await desk.explain(error, fence, action, policy))
+        exchange = _Exchange(request, handler, policy, desk.lifetime(policy))
+        try:
+            outcome = await exchange.run()
+        except BaseException as error:
+            await attempt.abandon(error)
+            raise
+        await attempt.settle(outcome)
+        return await exchange.answer(self._refusal)
 
     async def _domain_of(self, request: web.Request) -> str:
         if self._domain is not None:
@@ -260,6 +276,12 @@ def _response(answer: Recorded) -> web.Response:
     return response
 
 
+def _looked_at(request: web.Request, policy: Policy) -> Headers:
+    """The headers that the rules read."""
+    names = {*LOOKED_AT, *policy.request_headers}
+    return [(name, value) for name in sorted(names) for value in request.headers.getall(name, ())]
+
+
 async def _read_again(request: web.Request, most: int) -> bytes | None:
     """The body, `None` if it is longer; it can be read once more in every way."""
     if (request.content_length or 0) > most:
@@ -295,11 +317,9 @@ class _Exchange:
         self._response: web.StreamResponse | None = None
         self._error: BaseException | None = None
         self._not_executed = False
-        self.began = False
 
     async def run(self) -> Outcome:
         """The handler, to its end; its outcome."""
-        self.began = True
         plain = self._request._payload_writer
         self._tee = tee = _Tee(plain, self._policy.max_response_bytes, self._lifetime)
         self._request._payload_writer = cast("Any", tee)

@@ -29,13 +29,13 @@ from typing import Any, Final
 
 from effectfence.errors import FenceError
 from effectfence.fence import EffectFence
-from effectfence.models import FenceConfig
+from effectfence.models import EffectRequest, FenceConfig
 from effectfence.web.desk import (
+    Attempt,
     Desk,
     Outcome,
     key_in,
     not_executed,
-    plain_headers,
     said_of,
     says_not_executed,
     too_large,
@@ -44,6 +44,7 @@ from effectfence.web.desk import (
 )
 from effectfence.web.idempotency import (
     KEY_HEADER,
+    LOOKED_AT,
     OUTCOME_HEADER,
     POLICY_PATH,
     Headers,
@@ -68,7 +69,9 @@ Domain = Callable[[Scope], str | Awaitable[str]]
 
 FENCE: Final = "effectfence"
 """In a request's scope, and in its state: the fence."""
-_BYPASSES: Final = ("pathsend", "zerocopysend", "trailers")
+_BYPASSES: Final = frozenset(
+    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
+)
 """Ways to answer past `http.response.body`: what goes that way could not be recorded."""
 
 _log = logging.getLogger("effectfence")
@@ -125,13 +128,16 @@ class IdempotencyMiddleware:
         if method == "GET" and scope["path"] == f"{scope.get('root_path', '')}{desk.docs}":
             await _answer(send, desk.page())
             return
-        fence = await self._reachable(scope)
+        fence = desk.fence or await self._open()
+        if fence is not None:
+            scope[FENCE] = fence
+            scope.setdefault("state", {})[FENCE] = fence
         route = desk.routes.match(method, scope["path"].removeprefix(scope.get("root_path", "")))
         policy = route.policy
         if policy is None or method not in policy.methods:
             await self._app(scope, receive, send)
             return
-        headers = plain_headers(scope["headers"])
+        headers = _looked_at(scope["headers"], policy)
         key = key_in([value for name, value in headers if name == KEY_HEADER], policy)
         if key is None:
             await self._app(scope, receive, send)
@@ -142,16 +148,13 @@ class IdempotencyMiddleware:
         else:
             await self._fenced(scope, receive, send, fence, headers, key, route, policy)
 
-    async def _reachable(self, scope: Scope) -> EffectFence | None:
-        """The fence, put where handlers find it. Without its ledger, what is unfenced goes on."""
+    async def _open(self) -> EffectFence | None:
+        """Without its ledger, what is unfenced goes on."""
         try:
-            fence = await self._desk.open()
+            return await self._desk.open()
         except FenceError as error:
             _log.warning("%s", error)
             return None
-        scope[FENCE] = fence
-        scope.setdefault("state", {})[FENCE] = fence
-        return fence
 
     async def _fenced(
         self,
@@ -188,26 +191,41 @@ class IdempotencyMiddleware:
             domain=domain,
             policy=policy,
         )
-        exchange = _Exchange(
-            self._app, scope, body, send, policy, self._desk.lifetime(policy), self._docs(scope)
-        )
+        await self._desk.outlast(self._pass(scope, body, send, fence, request, policy))
 
-        async def pass_the_fence() -> None:
-            try:
-                cert = await self._desk.once(fence, request, policy, exchange.run)
-                if cert is None:
-                    await exchange.finish()
-                else:
-                    await _answer(send, self._desk.replay(cert, policy))
-            except FenceError as error:
-                if exchange.began:
-                    raise
-                problem = await self._desk.explain(error, fence, request, policy)
-                await self._refuse(scope, send, problem)
-            finally:
-                await exchange.end()
-
-        await self._desk.outlast(pass_the_fence())
+    async def _pass(
+        self,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        fence: EffectFence,
+        request: EffectRequest,
+        policy: Policy,
+    ) -> None:
+        """Through the fence, in a task that no client's leaving ends."""
+        desk = self._desk
+        try:
+            attempt = await desk.begin(fence, request, policy)
+            replayed = None if attempt.earlier is None else desk.replay(attempt.earlier, policy)
+        except FenceError as error:
+            await self._refuse(scope, send, await desk.explain(error, fence, request, policy))
+            return
+        if replayed is not None:
+            await _answer(send, replayed)
+            return
+        exchange = _Exchange(attempt, body, send, policy, desk.lifetime(policy))
+        _close_bypasses(scope)
+        try:
+            await self._app(scope, exchange.receive, exchange.take)
+        except Exception as error:
+            if not await exchange.ended(error):
+                raise
+            await self._refuse(scope, send, not_executed(policy))
+        except BaseException as error:
+            await attempt.abandon(error)
+            raise
+        else:
+            await exchange.ended(None)
 
     async def _unauthenticated(self, scope: Scope, send: Send, error: Unauthenticated) -> None:
         problem = Problem.named("not-authenticated", "Nobody is known to own this key.")
@@ -259,137 +277,105 @@ async def _answer(send: Send, answer: Recorded) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
+def _looked_at(pairs: Any, policy: Policy) -> Headers:
+    """The headers that the rules read; ASGI's are in lower case."""
+    chosen = policy.request_headers
+    headers = ((name.decode("latin-1"), value) for name, value in pairs)
+    return [
+        (name, value.decode("latin-1"))
+        for name, value in headers
+        if name in LOOKED_AT or name in chosen
+    ]
+
+
+def _close_bypasses(scope: Scope) -> None:
+    extensions = scope.get("extensions")
+    if extensions:
+        kept = {name: value for name, value in extensions.items() if name not in _BYPASSES}
+        scope["extensions"] = kept
+
+
 class _Exchange:
     """One run of the application: what it is given, and what becomes of its answer."""
 
     def __init__(
         self,
-        app: Application,
-        scope: Scope,
+        attempt: Attempt,
         body: bytes,
         send: Send,
         policy: Policy,
         lifetime: tuple[str, str],
-        docs: str,
     ) -> None:
-        self._app = app
-        self._scope = scope
+        self._attempt = attempt
         self._body: bytes | None = body
         self._send = send
         self._policy = policy
         self._lifetime = lifetime
-        self._docs = docs
-        self._task: asyncio.Task[None] | None = None
-        self._decided = asyncio.Event()
-        self._answered = asyncio.Event()
-        self._start: Message | None = None
+        self._answered: asyncio.Event | None = None
+        self._status = 0
         self._headers: Headers = ()
         self._word: str | None = None
-        self._declared = False
+        self._is_short = False
         self._held: list[Message] = []
         self._streams = False
         self._complete = False
-        self._kept: list[bytes] | None = []
+        self._kept: list[bytes] = []
         self._kept_bytes = 0
-        self._instead: Problem | None = None
-
-    @property
-    def began(self) -> bool:
-        return self._task is not None
-
-    async def run(self) -> Outcome:
-        """Start the application; its outcome, as soon as its answer says it, or it ended."""
-        self._without_bypasses()
-        running = self._app(self._scope, self._receive, self._take)
-        self._task = asyncio.ensure_future(running)
-        self._task.add_done_callback(lambda _: self._decided.set())
-        await self._decided.wait()
-        return self._outcome()
-
-    async def finish(self) -> None:
-        """The outcome is recorded: let the answer out, and see the application to its end."""
-        assert self._task is not None
-        if self._instead is not None:
-            await _answer(self._forward, self._instead.answer(self._docs))
-        elif self._complete:
-            await self._let_out()
-        self._answered.set()
-        try:
-            await self._task
-        except BaseException as error:
-            if self._instead is None or not says_not_executed(error):
-                raise
-
-    async def end(self) -> None:
-        """Nothing is left running, whatever happened."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
 
     # --- what the application sees ----------------------------------------------------------------
 
-    def _without_bypasses(self) -> None:
-        extensions = self._scope.get("extensions")
-        if extensions:
-            bypasses = {f"http.response.{name}" for name in _BYPASSES}
-            kept = {name: value for name, value in extensions.items() if name not in bypasses}
-            self._scope["extensions"] = kept
-
-    async def _receive(self) -> Message:
+    async def receive(self) -> Message:
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._answered.wait()
+        if not self._attempt.settled:
+            self._answered = self._answered or asyncio.Event()
+            await self._answered.wait()
         return {"type": "http.disconnect"}
 
-    async def _take(self, message: Message) -> None:
+    async def take(self, message: Message) -> None:
         """What the application sends."""
-        if self._complete:
-            await self._forward(message)
-        elif message["type"] == "http.response.start":
+        if message["type"] == "http.response.start" and not self._held:
             self._take_start(message)
-        elif message["type"] == "http.response.body":
+        elif message["type"] == "http.response.body" and not self._complete:
             await self._take_body(message)
         else:
             await self._forward(message)
 
     def _take_start(self, message: Message) -> None:
-        headers = plain_headers(message.get("headers", ()))
-        for name, value in headers:
+        name, value = self._lifetime
+        sent = [(name.encode(), value.encode())]
+        headers = []
+        for pair in message.get("headers", ()):
+            name, value = pair[0].decode("latin-1").lower(), pair[1].decode("latin-1")
             if name == OUTCOME_HEADER:
                 self._word = value
-            elif name == "content-length" and value.isdigit():
-                self._declared = int(value) <= self._policy.max_response_bytes
-        name, value = self._lifetime
-        sent = [
-            pair
-            for pair in message.get("headers", ())
-            if pair[0].lower() != OUTCOME_HEADER.encode()
-        ]
-        sent.append((name.encode(), value.encode()))
-        self._headers = headers
-        self._start = {**message, "headers": sent}
-        self._held = [self._start]
+                continue
+            if name == "content-length" and value.isdigit():
+                self._is_short = int(value) <= self._policy.max_response_bytes
+            headers.append((name, value))
+            sent.append(pair)
+        self._status, self._headers = message["status"], headers
+        self._held.append({**message, "headers": sent})
 
     async def _take_body(self, message: Message) -> None:
-        chunk = message.get("body", b"")
-        self._keep(chunk)
+        self._keep(message.get("body", b""))
         self._held.append(message)
         if not message.get("more_body", False):
             self._complete = True
-            if self._verdict() != "unknown":
-                self._decided.set()
-        elif self._streams or not self._declared:
+            outcome = self._outcome()
+            if outcome.verdict != "unknown":
+                await self._settle(outcome)
+        elif self._streams or not self._is_short:
             self._streams = True
             await self._let_out()
 
     def _keep(self, chunk: bytes) -> None:
-        if self._kept is None:
-            return
-        self._kept.append(chunk)
         self._kept_bytes += len(chunk)
-        if self._kept_bytes > self._policy.max_response_bytes:
-            self._kept = None
+        if self._kept_bytes <= self._policy.max_response_bytes:
+            self._kept.append(chunk)
+        else:
+            self._kept.clear()
 
     async def _let_out(self) -> None:
         held, self._held = self._held, []
@@ -405,37 +391,37 @@ class _Exchange:
 
     # --- what becomes of it -----------------------------------------------------------------------
 
-    def _verdict(self) -> str:
-        assert self._start is not None
-        body = None if self._kept is None else b"".join(self._kept)
-        return self._policy.judge(self._start["status"], self._word, body)
+    async def ended(self, error: Exception | None) -> bool:
+        """The application has. Whether it said `NotExecuted` and nothing is answered yet."""
+        if self._attempt.settled:
+            return False
+        if says_not_executed(error):
+            await self._settle(Outcome("release", reason=said_of(error)), answer=False)
+            return not self._streams
+        reason = self._outcome().reason if self._complete and error is None else said_of(error)
+        await self._settle(Outcome("unknown", reason=reason), answer=self._complete)
+        return False
+
+    async def _settle(self, outcome: Outcome, *, answer: bool = True) -> None:
+        """Recorded first; then the end of the answer goes out."""
+        await self._attempt.settle(outcome)
+        if answer:
+            await self._let_out()
+        if self._answered is not None:
+            self._answered.set()
 
     def _outcome(self) -> Outcome:
-        error = _ended_with(self._task)
-        if says_not_executed(error) and not (self._complete and self._verdict() != "unknown"):
-            self._instead = None if self._streams else not_executed(self._policy)
-            return Outcome("release", reason=said_of(error))
-        if not self._complete or self._start is None:
-            return Outcome("unknown", reason=said_of(error))
-        status, verdict = self._start["status"], self._verdict()
-        if verdict == "record":
-            return Outcome("record", self._result(status))
-        reason = f"answered {status}" if error is None else said_of(error)
-        return Outcome("release" if verdict == "release" else "unknown", reason=reason)
-
-    def _result(self, status: int) -> dict[str, Any]:
-        if self._kept is None:
+        """What a whole answer says."""
+        status, fits = self._status, self._kept_bytes <= self._policy.max_response_bytes
+        body = b"".join(self._kept) if fits else None
+        verdict = self._policy.judge(status, self._word, body)
+        if verdict != "record":
+            return Outcome(verdict, reason=f"answered {status}")
+        if body is None:
             most = self._policy.max_response_bytes
-            return unrecorded(status, f"has more than {most} bytes")
-        body = b"".join(self._kept)
-        return Recorded(status, kept_headers(self._headers, self._policy), body).as_result()
-
-
-def _ended_with(task: asyncio.Task[None] | None) -> BaseException | None:
-    """What the application raised, if it has ended so."""
-    if task is None or not task.done() or task.cancelled():
-        return None
-    return task.exception()
+            return Outcome("record", unrecorded(status, f"has more than {most} bytes"))
+        headers = kept_headers(self._headers, self._policy)
+        return Outcome("record", Recorded(status, headers, body).as_result())
 
 
 class _Lifespan:

@@ -1,7 +1,7 @@
 """What both middlewares share: the fence's life, and one request's way through it.
 
-    admit ─▶ Pass: unfenced   Asked: its action   Recorded: answered without the handler
-    once  ─▶ the handler runs here, or the answer of its earlier run
+    begin ─▶ an Attempt: the certificate of an earlier run, or one to be settled
+    settle ─▶ recorded, freed or unknown, and only then the end of the answer
 
 Invariants:
 
@@ -20,11 +20,12 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from effectfence.effects import Effect
 from effectfence.errors import (
     FenceError,
     IntentConflict,
@@ -39,7 +40,6 @@ from effectfence.web.idempotency import (
     POLICY_PATH,
     REPLAYED_HEADER,
     BadKey,
-    Headers,
     Policy,
     Problem,
     Recorded,
@@ -79,8 +79,53 @@ class HandlerFailed(Exception):
     """It ended in a way that does not say whether it ran."""
 
 
-Act = Callable[[], Awaitable[Outcome]]
-"""Runs the handler until its outcome is known. Raises nothing of the handler's."""
+class Attempt:
+    """One request in the fence: what ran before, or what runs now and is settled here once."""
+
+    def __init__(self, effect: Effect) -> None:
+        self._effect = effect
+        self.settled = False
+
+    @property
+    def earlier(self) -> EffectCert | None:
+        """The certificate of an earlier run; then nothing is to be run."""
+        return None if self._effect.fresh else self._effect.cert
+
+    async def settle(self, outcome: Outcome) -> None:
+        """Record how it ended. What goes wrong with that is logged: the effect ran all the same."""
+        if self.settled:
+            return
+        self._effect.result = outcome.result
+        error = _error_of(outcome)
+        if error is not None:
+            _log.info("%s: %s", self._effect.prepared.intent, error)
+        await self._leave(error)
+
+    async def abandon(self, error: BaseException) -> None:
+        """It was cancelled: unknown, unless it is settled already."""
+        if not self.settled:
+            await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        self.settled = True
+        kind = None if error is None else type(error)
+        try:
+            await self._effect.__aexit__(kind, error, None)
+        except FenceError as failed:
+            _log.warning("%s The client gets the answer.", failed)
+        except Exception:
+            _log.exception("an outcome could not be recorded; the client gets the answer")
+
+
+def _error_of(outcome: Outcome) -> Exception | None:
+    """As the effect is told of it."""
+    match outcome.verdict:
+        case "record":
+            return None
+        case "release":
+            return NotExecuted(outcome.reason)
+        case "unknown":
+            return HandlerFailed(outcome.reason)
 
 
 class Desk:
@@ -116,7 +161,7 @@ class Desk:
     def config(self) -> FenceConfig:
         return self._config if self._given is None else self._given.config
 
-    def check_policies(self, policies: Any) -> None:
+    def check_policies(self, policies: Iterable[Policy]) -> None:
         """`ValueError` for a key that a caller's retry could outlive."""
         for policy in policies:
             if policy.result_ttl is not None:
@@ -124,14 +169,18 @@ class Desk:
 
     # --- the fence's life -------------------------------------------------------------------------
 
+    @property
+    def fence(self) -> EffectFence | None:
+        """The fence, if this process has opened it."""
+        return self._fence if self._process == os.getpid() else None
+
     async def open(self) -> EffectFence:
         """The fence; opened by the first who asks, in each process anew."""
-        if self._fence is not None and self._process == os.getpid():
-            return self._fence
         async with self._opening:
-            if self._fence is None or self._process != os.getpid():
-                self._fence, self._process = await self._opened(), os.getpid()
-            return self._fence
+            if (fence := self.fence) is None:
+                fence = self._fence = await self._opened()
+                self._process = os.getpid()
+            return fence
 
     async def _opened(self) -> EffectFence:
         if self._given is not None:
@@ -171,26 +220,11 @@ class Desk:
 
     # --- one request ------------------------------------------------------------------------------
 
-    async def once(
-        self, fence: EffectFence, request: EffectRequest, policy: Policy, act: Act
-    ) -> EffectCert | None:
-        """Run `act`, unless it ran before: then the certificate of that run.
-
-        Raises the fence's refusals. What goes wrong with the record after `act` is logged.
-        """
-        outcome: Outcome | None = None
-        try:
-            async with fence.effect(request, wait_seconds=policy.wait_seconds) as attempt:
-                if attempt.fresh:
-                    outcome = await act()
-                    attempt.result = _settled(outcome)
-        except (NotExecuted, HandlerFailed) as ended:
-            _log.info("%s: %s", request.intent, ended)
-        except FenceError as error:
-            if outcome is None:
-                raise
-            _log.warning("%s The client got the answer.", error)
-        return attempt.cert if outcome is None else None
+    async def begin(self, fence: EffectFence, request: EffectRequest, policy: Policy) -> Attempt:
+        """May it run? Raises the fence's refusals."""
+        effect = fence.effect(request, wait_seconds=policy.wait_seconds)
+        await effect.__aenter__()
+        return Attempt(effect)
 
     async def explain(
         self, error: FenceError, fence: EffectFence, request: EffectRequest, policy: Policy
@@ -233,16 +267,6 @@ class Desk:
         if self._page is None:
             self._page = policy_page(self.routes, self.config.result_ttl)
         return Recorded(200, (("content-type", "text/html; charset=utf-8"),), self._page)
-
-
-def _settled(outcome: Outcome) -> dict[str, Any] | None:
-    match outcome.verdict:
-        case "record":
-            return outcome.result
-        case "release":
-            raise NotExecuted(outcome.reason)
-        case "unknown":
-            raise HandlerFailed(outcome.reason)
 
 
 def key_in(fields: list[str], policy: Policy) -> str | Problem | None:
@@ -293,11 +317,6 @@ def said_of(error: BaseException | None) -> str:
 async def value_of(given: Any) -> Any:
     """What a callable gave, awaited where it has to be."""
     return await given if inspect.isawaitable(given) else given
-
-
-def plain_headers(pairs: Any) -> Headers:
-    """Headers as the rules take them, from pairs of bytes."""
-    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs]
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -349,6 +349,8 @@ def _compiled(pattern: str) -> tuple[str | None, re.Pattern[str]]:
 
 # --- the request ----------------------------------------------------------------------------------
 
+LOOKED_AT: Final = frozenset({KEY_HEADER, "content-type", "content-encoding", "content-length"})
+"""The headers of a request that these rules read, besides those that a policy chooses."""
 _CLIPPED: Final = 200
 
 
@@ -562,8 +564,8 @@ def _is_field(pair: Any) -> bool:
 
 def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Headers:
     """The headers that are replayed."""
-    never = NEVER_REPLAYED.union(policy.unrecorded_headers)
-    return tuple((name, value) for name, value in headers if name not in never)
+    also = policy.unrecorded_headers
+    return tuple(pair for pair in headers if pair[0] not in NEVER_REPLAYED and pair[0] not in also)
 
 
 def unrecorded(status: int, why: str) -> dict[str, str]:
