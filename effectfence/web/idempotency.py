@@ -114,7 +114,8 @@ def _quoted(text: str) -> str:
             "it begins with a quote, but is no string of RFC 9651: printable ASCII between two "
             'quotes, with \\" and \\\\ as its only escapes'
         )
-    return re.sub(r"\\(.)", r"\1", found[1][1:-1])
+    string = found[1][1:-1]
+    return re.sub(r"\\(.)", r"\1", string) if "\\" in string else string
 
 
 def _bare(text: str) -> str:
