@@ -16,6 +16,8 @@ import pytest
 from tests.mcp.conftest import EFFECTFENCE, Odd
 from tests.mcp.peer import Answer, Peer, until
 
+pytestmark = pytest.mark.rig
+
 AT_ONCE = ("--wait-seconds", "0")
 
 
