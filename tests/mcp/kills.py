@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from effectfence import cli, doctor, fence  # noqa: F401 - all that a wrap needs, before the first fork
-from effectfence.mcp import wrap  # noqa: F401 - the same
+from effectfence.mcp import fenced, wrap  # noqa: F401 - the same
 from tests.crash import mutants
 
 IDS_BEFORE = 1_000_000

@@ -56,17 +56,21 @@ class Server:
             self.write("starting up, please wait")
         for line in sys.stdin.buffer:
             self.note("--heard", line.removesuffix(b"\n"))
-            text = line.decode()
+            text = line.decode(errors="replace")  # as lenient as they come
             try:
-                value = json.loads(text, parse_float=Digits)
-            except ValueError:
+                value = json.loads(text.removeprefix("\ufeff"), parse_float=Digits)
+            except (ValueError, RecursionError):
                 self.write('{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"what?"}}')
                 continue
             if isinstance(value, list):
-                answers = [self.handle(each, json.dumps(each)) for each in value]
+                answers = [
+                    self.handle(each, json.dumps(each)) for each in value if isinstance(each, dict)
+                ]
                 said = [each for each in answers if each]
                 if said:
                     self.write("[" + ",".join(said) + "]")
+            elif not isinstance(value, dict):
+                continue
             elif value.get("method") == "tools/call":
                 threading.Thread(target=self.answer, args=(value, text), daemon=True).start()
             else:

@@ -330,3 +330,31 @@ async def test_two_requests_with_one_id_do_not_become_two_effects(odd: Odd) -> N
 def called(tool: str, arguments: Any, *, id: Any) -> dict[str, Any]:
     params = {"name": tool, "arguments": arguments}
     return {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}
+
+
+CALL = (
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"charge",'
+    b'"arguments":{"s":"\xff"}}}'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CALL,
+        CALL.replace(b'"\xff"', b"[" * 100_000 + b"]" * 100_000),
+        b"[1," + CALL.replace(b"\xff", b"x") + b"]",
+        b"[[" + CALL.replace(b"\xff", b"x") + b"]]",
+        b"\xef\xbb\xbf" + CALL.replace(b"\xff", b"x"),
+    ],
+    ids=["not UTF-8", "too deep", "an odd batch", "a batch in a batch", "a byte order mark"],
+)
+async def test_no_call_slips_past_unread(odd: Odd, line: bytes) -> None:
+    """What the fence can't read, a more lenient server may: its call must not reach it."""
+    peer = await odd.wrapped()
+    peer.line(line)
+    await peer.ask("ping")
+    reached = line in odd.heard()
+    assert not reached
+    await peer.call("charge", {"n": 1})
+    assert odd.effects() in ([{"n": 1}], [{"s": "x"}, {"n": 1}])
