@@ -163,7 +163,8 @@ class _Station:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        request["effectfence"] = self._desk.fence or await self._desk.open()
+        # As `request["effectfence"] = …`, which in newer versions warns of keys that are text.
+        request._state["effectfence"] = self._desk.fence or await self._desk.open()
         if not self._everywhere or _mark_of(request.match_info.handler, request.method) is not None:
             return await handler(request)
         route = self._desk.routes.match(request.method, request.path)

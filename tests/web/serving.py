@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -131,6 +132,13 @@ class Shop:
             until(lambda: self.effects(key))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody decides or writes anything on the ledger meanwhile."""
+        with Path(f"{self.ledger}.lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     # --- what was done ----------------------------------------------------------------------------
 
     def effects(self, key: str) -> list[int]:
@@ -171,6 +179,8 @@ def serving(
         yield shop
     finally:
         shop.stop()
+    for slip in ("never retrieved", "never awaited", "was destroyed", "ResourceWarning"):
+        assert slip not in shop.said()
 
 
 def raw_request(path: str, key: str, ask: dict[str, Any]) -> bytes:

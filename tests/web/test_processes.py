@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.web.serving import Shop, command, new_key, serving, until
+from tests.web.serving import Shop, command, new_key, raw_request, serving, until
 
 AT_ONCE = 40
 
@@ -83,6 +84,47 @@ def test_a_client_that_hangs_up_ends_nothing_and_its_retry_replays(
             assert len(shop.effects(key)) == 1
             if path == "/stream":
                 assert len(answer.content) == 800
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "aiohttp"])
+@pytest.mark.parametrize("path", ["/charges", "/stream", "/required"])
+def test_no_client_sees_the_end_of_an_answer_that_is_not_recorded(
+    tmp_path: Path, server: str, path: str
+) -> None:
+    with serving(tmp_path / "shop", server) as shop:
+        key = new_key()
+        ask = {"cents": 1, "pieces": 2, "gate": key}
+        with socket.create_connection(("127.0.0.1", shop.port)) as client:
+            client.sendall(raw_request(path, key, ask))
+            until(lambda: shop.effects(key))
+            with shop.paused():
+                shop.open_gate(key)
+                until(lambda: waits_for_a_lock(shop.effects(key)[0]))
+                seen = _arrived(client)
+            assert b'"ch_1"' not in seen
+            assert b"\r\n0\r\n" not in seen
+            answer = seen
+            while not answer.endswith((b'"cents":1}', b'"cents": 1}', b"\r\n0\r\n\r\n")):
+                answer += client.recv(65536)
+        again = shop.post(path, key, json=ask)
+        assert again.headers["idempotent-replayed"] == "true"
+
+
+def _arrived(client: socket.socket) -> bytes:
+    """What the client could read by now."""
+    client.setblocking(False)
+    try:
+        return client.recv(65536)
+    except BlockingIOError:
+        return b""
+    finally:
+        client.setblocking(True)
+
+
+def waits_for_a_lock(process: int) -> bool:
+    """Whether the system's list says so: `1: -> FLOCK ADVISORY WRITE <process> …`"""
+    rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(row[1] == "->" and row[5] == str(process) for row in rows)
 
 
 @pytest.mark.parametrize("server", ["uvicorn", "hypercorn", "granian", "aiohttp"])
