@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from effectfence import EffectFence, LedgerUnavailable
+from effectfence import EffectFence, EffectRequest, LedgerUnavailable
 from effectfence.web import desk
 from effectfence.web.asgi import IdempotencyMiddleware
 from effectfence.web.desk import Unshared, UnsharedWarning, check_shared, own_ledger
@@ -119,6 +119,30 @@ async def test_a_fence_that_was_given_stays_its_owners() -> None:
         assert await is_open(fence)
 
 
+async def test_a_handler_that_outlasts_the_drain_is_ended_and_its_outcome_unknown() -> None:
+    begun = asyncio.Event()
+
+    async def hangs(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await lives(scope, receive, send)
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with EffectFence.open("memory:") as fence:
+        server = Server(IdempotencyMiddleware(hangs, fence=fence, drain_seconds=0.01))
+        await server.lifespan("startup")
+        asked = asyncio.create_task(server.post("k"))
+        await begun.wait()
+        await server.lifespan("shutdown")
+        assert asked.done()
+        record = await fence.lookup("http:k")
+        assert record is not None
+        assert (record.state, record.reason) == ("unknown", "cancelled: outcome unknown")
+        assert server.task is not None
+        server.task.cancel()
+        await asyncio.wait([server.task, asked])
+
+
 async def test_a_ledger_that_cannot_be_opened_keeps_the_application_from_starting(
     tmp_path: Path,
 ) -> None:
@@ -210,6 +234,22 @@ def test_the_ledger_is_a_file_if_nobody_says_otherwise(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert own_ledger() == tmp_path / ".local" / "state" / "effectfence" / "http.jsonl"
+
+
+async def test_a_ledger_that_closed_itself_is_opened_anew_for_the_next_request(
+    tmp_path: Path,
+) -> None:
+    one = desk.Desk(ledger=tmp_path / "effects.jsonl")
+    before = await one.open()
+    request = EffectRequest(intent="http:k", domain="http", tool="POST /", agent="http")
+    failed = LedgerUnavailable(ledger="effects.jsonl", reason="a sync failed", closed=True)
+    problem = await one.explain(failed, before, request, desk.Policy())
+    assert problem.kind.slug == "ledger-unavailable"
+    after = await one.open()
+    assert after is not before
+    assert await is_open(after)
+    await one.close()
+    assert not await is_open(before)
 
 
 # --- workers --------------------------------------------------------------------------------------
