@@ -25,6 +25,7 @@ BENCHES = (
     "storm_durable",
     "opening",
     "wrapped",
+    "http",
 )
 
 
