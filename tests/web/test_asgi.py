@@ -220,6 +220,18 @@ async def test_a_group_of_not_executed_is_one(fence: EffectFence) -> None:
         assert await fence.lookup("http:k") is None
 
 
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, RuntimeError])
+async def test_a_handler_that_ends_itself_is_unknown_and_its_client_told(
+    fence: EffectFence, kind: type[BaseException]
+) -> None:
+    async def charge(_request: Request) -> Response:
+        raise BaseExceptionGroup("of a task group", [kind()])
+
+    async with served(shop(fence, charge)) as client:
+        answers = await twice(client)
+    assert [answer.status_code for answer in answers] == [500, 409]
+
+
 async def test_the_handler_never_hears_of_its_clients_leaving(fence: EffectFence) -> None:
     begun, go, heard = asyncio.Event(), asyncio.Event(), []
 
