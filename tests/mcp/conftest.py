@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -124,6 +125,8 @@ async def odd(tmp_path: Path) -> AsyncIterator[Odd]:
     try:
         yield odd
         odd.open_gate("all")
+        for pid in odd.alive():  # a test that failed may have left one standing
+            os.kill(pid, signal.SIGCONT)
         for peer in odd.peers:
             await peer.close()
         await until(lambda: not odd.alive())

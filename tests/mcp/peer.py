@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 _LONGEST = 1 << 30
+_HELD_SECONDS = 10.0
+"""After its end; nothing takes that long unless it is broken."""
 
 Key = tuple[type, Any]
 Responder = Callable[[dict[str, Any]], bytes | None]
@@ -230,6 +232,8 @@ class Peer:
     async def ended(self) -> int:
         """Its exit code, once it has ended and its output is read to the end."""
         code = await self.process.wait()
+        _, held = await asyncio.wait(self._reading, timeout=_HELD_SECONDS)
+        assert not held, "it has ended, and something that it started holds its output open"
         await asyncio.gather(*self._reading)
         self.end_input()
         with suppress(BrokenPipeError, ConnectionResetError):
