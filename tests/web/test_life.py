@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from effectfence import EffectFence, EffectRequest, LedgerUnavailable
+from effectfence import EffectFence, EffectRequest, LedgerUnavailable, NotExecuted
 from effectfence.web import desk
 from effectfence.web.asgi import IdempotencyMiddleware
 from effectfence.web.desk import Unshared, UnsharedWarning, check_shared, own_ledger
@@ -208,6 +208,30 @@ async def test_a_client_that_leaves_before_its_body_is_whole_ran_nothing() -> No
         }
         await app(scope, receive, send)
         assert fence.stats().total == 0
+
+
+async def test_what_is_raised_after_an_answer_adds_nothing_to_it() -> None:
+    sent: list[str] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"charged"})
+        raise NotExecuted("of something else")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    async with EffectFence.open("memory:") as fence:
+        with pytest.raises(NotExecuted):
+            await IdempotencyMiddleware(app, fence=fence)(scope, receive, send)
+        record = await fence.lookup("http:k")
+    assert sent == ["http.response.start", "http.response.body"]
+    assert record is not None
+    assert record.state == "done"
 
 
 @pytest.mark.parametrize("path", ["/charges", "/shop/charges"])
