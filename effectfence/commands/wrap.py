@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _wrap(options: argparse.Namespace) -> int:
-    _check_open_descriptors()
+    _open_what_is_closed()
     if not options.command:
         raise WrongUse(
             "no server: put its command after `--`, as in `effectfence wrap -- node s.js`"
@@ -93,11 +94,12 @@ def _wrap(options: argparse.Namespace) -> int:
 
     from effectfence.mcp.child import Child, environment
 
+    # Until it can be answered. Not SIG_IGN, which the server would inherit.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         child = Child(options.command, environment(options.env))
     except (OSError, ValueError) as error:
         return _not_started(options.command[0], error)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until it can be answered
     from effectfence.mcp.wrap import Settings, Wrap
 
     settings = Settings(
@@ -117,13 +119,16 @@ def _wrap(options: argparse.Namespace) -> int:
     return asyncio.run(run())
 
 
-def _check_open_descriptors() -> None:
-    """A pipe to the server must not become our own standard input or output."""
-    for name, descriptor in (("input", 0), ("output", 1), ("error", 2)):
+def _open_what_is_closed() -> None:
+    """A pipe to the server, or the ledger, must not become our own input, output or error."""
+    for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            raise WrongUse(f"standard {name} is closed: there is no client") from None
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(opened, True)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _not_started(name: str, error: Exception) -> int:

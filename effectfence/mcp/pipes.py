@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -91,7 +92,7 @@ class Reader(asyncio.Protocol):
             return b""
 
 
-class Writer(asyncio.BaseProtocol):
+class Writer(asyncio.Protocol):
     """Writes lines to `fd`, which it closes if `owned`. After `close`, or when its reader is gone,
     it writes nothing more."""
 
@@ -115,10 +116,19 @@ class Writer(asyncio.BaseProtocol):
     async def start(self) -> None:
         if not _pollable(self._fd):
             return
-        file = os.fdopen(self._fd, "wb", 0, closefd=False)
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
+        if _is_socket(self._fd):  # it may be our input too, whose bytes are not ours to look at
+            both = socket.socket(fileno=os.dup(self._fd))
+            transport, _ = await loop.connect_accepted_socket(lambda: self, both)
+            self._transport = transport
+        else:
+            file = os.fdopen(self._fd, "wb", 0, closefd=False)
+            self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
         self._transport.set_write_buffer_limits(_FULL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport) and _is_socket(self._fd):
+            transport.pause_reading()
 
     @property
     def closed(self) -> bool:
@@ -168,8 +178,11 @@ class Writer(asyncio.BaseProtocol):
 
 
 def _pollable(fd: int) -> bool:
-    mode = os.fstat(fd).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return stat.S_ISFIFO(os.fstat(fd).st_mode) or _is_socket(fd)
+
+
+def _is_socket(fd: int) -> bool:
+    return stat.S_ISSOCK(os.fstat(fd).st_mode)
 
 
 def _write_all(fd: int, data: bytes) -> None:

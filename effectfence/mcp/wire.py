@@ -20,6 +20,7 @@ import orjson
 
 Id = str | int | float
 
+PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
@@ -96,6 +97,12 @@ def read(line: bytes) -> Message | list[Message] | None:
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return [Message(part, each) for part, each in zip(_elements(line), value, strict=True)]
     return None
+
+
+def may_hide_a_call(line: bytes) -> bool:
+    """Of a line that could not be read: whether a more lenient reader could find a call in it. A
+    method's name has these letters, or an escape in their place."""
+    return b"call" in line or b"\\" in line
 
 
 def answer(to: bytes, result: bytes) -> bytes:

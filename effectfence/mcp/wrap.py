@@ -209,6 +209,10 @@ class Wrap:
             answers = _Answers(read, self._write)
             for each in read:
                 self._take(each, self._write if each.id is None else answers.add)
+        elif read is None and wire.may_hide_a_call(line):
+            text = "a line that can't be read was not passed on: it may hold a call that is fenced"
+            self._say(text)
+            self._write(wire.failure(b"null", wire.PARSE_ERROR, text))
         else:
             for each in read or ():
                 self._remember(each, self._write)
