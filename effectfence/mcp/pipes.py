@@ -6,14 +6,15 @@ Invariants:
    input ends is a line too.
 2. Who reads faster than the other side takes is held back: `Reader.hold` stops reading, and
    `Writer` says when (`on_full`) and when no more (`on_drained`).
-3. A regular file, or a device that the system cannot poll, is read by a thread and written at once.
+3. A regular file, or a device that the system cannot poll, is read by a thread and written at once;
+   so is a socket that is input and output in one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import select
 import stat
 import threading
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Reader(asyncio.Protocol):
             return b""
 
 
-class Writer(asyncio.Protocol):
+class Writer(asyncio.BaseProtocol):
     """Writes lines to `fd`, which it closes if `owned`. After `close`, or when its reader is gone,
     it writes nothing more."""
 
@@ -114,21 +115,12 @@ class Writer(asyncio.Protocol):
         self._left = False
 
     async def start(self) -> None:
-        if not _pollable(self._fd):
+        if not _pollable(self._fd) or _is_input_too(self._fd):
             return
+        file = os.fdopen(self._fd, "wb", 0, closefd=False)
         loop = asyncio.get_running_loop()
-        if _is_socket(self._fd):  # it may be our input too, whose bytes are not ours to look at
-            both = socket.socket(fileno=os.dup(self._fd))
-            transport, _ = await loop.connect_accepted_socket(lambda: self, both)
-            self._transport = transport
-        else:
-            file = os.fdopen(self._fd, "wb", 0, closefd=False)
-            self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
+        self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
         self._transport.set_write_buffer_limits(_FULL)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport) and _is_socket(self._fd):
-            transport.pause_reading()
 
     @property
     def closed(self) -> bool:
@@ -178,14 +170,20 @@ class Writer(asyncio.Protocol):
 
 
 def _pollable(fd: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(fd).st_mode) or _is_socket(fd)
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _is_socket(fd: int) -> bool:
-    return stat.S_ISSOCK(os.fstat(fd).st_mode)
+def _is_input_too(fd: int) -> bool:
+    """One socket for both ways: the loop would take what is to be read for its reader's end."""
+    return stat.S_ISSOCK(os.fstat(fd).st_mode) and os.path.sameopenfile(0, fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:
+    """Waits for a reader that is slow, also where the descriptor does not."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select((), (fd,), ())
