@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,14 +157,12 @@ def npm() -> Path:
     """The folder `node_modules` with the servers and clients of `NPM`."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("needs Node.js and npm: apt-get install nodejs npm")
-    folder = CACHE / f"npm-{_short(json.dumps(NPM))}"
-    if not (folder / "installed").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+
+    def install(folder: Path) -> None:
         (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": NPM}))
         _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"], folder)
-        (folder / "installed").touch()
-    return folder / "node_modules"
+
+    return _cached(f"npm-{_short(json.dumps(NPM))}", install) / "node_modules"
 
 
 @pytest.fixture(scope="session")
@@ -174,15 +173,26 @@ def environments() -> dict[str, Path]:
 
 
 def _environment(name: str) -> Path:
-    folder = CACHE / f"{name}-{_short(PYPI[name] + sys.version + sys.prefix)}"
-    if not (folder / "installed").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    def install(folder: Path) -> None:
         _install([sys.executable, "-m", "venv", "--without-pip", "."], folder)
         pip = [sys.executable, "-m", "pip", "--python", "bin/python", "install"]
         _install([*pip, "--quiet", "--disable-pip-version-check", PYPI[name]], folder)
-        (folder / "installed").touch()
-    return folder / "bin"
+
+    return _cached(f"{name}-{_short(PYPI[name] + sys.version + sys.prefix)}", install) / "bin"
+
+
+def _cached(name: str, install: Callable[[Path], None]) -> Path:
+    """The folder of that name in the cache, filled by whoever comes first."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = CACHE / name
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "installed").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            install(folder)
+            (folder / "installed").touch()
+    return folder
 
 
 def _install(command: list[str], folder: Path) -> None:
