@@ -192,7 +192,7 @@ class Explosive:
     "result",
     [
         Opaque(),
-        Explosive(),
+        pytest.param(Explosive(), id="explosive"),
         {"rows": {1, 2}},
         b"bytes",
         float("nan"),
