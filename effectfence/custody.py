@@ -109,7 +109,8 @@ class Custody:
     # --- draining ---------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
-        """Wait until nothing is owed, at most `seconds`."""
+        """Wait until nothing is owed, at most `seconds`; also in a task that was cancelled, where
+        `asyncio.timeout` would end in that cancellation before Python 3.11.4."""
         deadline = time.monotonic() + seconds
         while True:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -119,10 +120,7 @@ class Custody:
                 left = deadline - time.monotonic()
                 if left <= 0 or not (self.held or self.owned or self.entering):
                     return
-                async with asyncio.timeout(min(left, self._until_next_lapse())):
-                    await future
-            except TimeoutError:
-                continue
+                await asyncio.wait((future,), timeout=min(left, self._until_next_lapse()))
             finally:
                 self._draining.remove(future)
 

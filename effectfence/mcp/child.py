@@ -16,9 +16,12 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
+
+from effectfence.mcp.pipes import first
 
 TERM_SECONDS: Final = 2.0
 """From the end of its input to SIGTERM, and from there to SIGKILL."""
@@ -93,18 +96,14 @@ class Child:
         self.signal(signal.SIGKILL)
         await self._exits_within(TERM_SECONDS)
 
-    async def _exits_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.exited.wait()
-        return self.exited.is_set()
+    async def _exits_within(self, seconds: float) -> None:
+        await first(self.exited, seconds=seconds)
 
     async def _group_leaves_within(self, seconds: float) -> None:
         """Nobody tells when a grandchild has ended."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._group_is_there():  # noqa: ASYNC110 - the system has no event for it
-                    await asyncio.sleep(0.02)
+        ends_at = time.monotonic() + seconds
+        while self._group_is_there() and time.monotonic() < ends_at:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
 
     def _group_is_there(self) -> bool:
         try:

@@ -26,6 +26,17 @@ _FULL: Final = 1 << 22
 """Bytes that wait for a slow reader before the other side is held back."""
 
 
+async def first(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of them is set, or so long. Also in a task that was cancelled, where
+    `asyncio.timeout` would end in that cancellation before Python 3.11.4."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
 class Reader(asyncio.Protocol):
     """Calls `on_line` for every line of `fd`, then `on_end` once."""
 
@@ -145,9 +156,7 @@ class Writer(asyncio.BaseProtocol):
         self._left = True
         if self._transport is not None and not self._closed.is_set():
             self._transport.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._closed.wait()
+            await first(self._closed, seconds=seconds)
             if not self._closed.is_set():
                 self._transport.abort()
         self._closed.set()

@@ -28,7 +28,7 @@ from effectfence.commands.printing import printable
 from effectfence.mcp import wire
 from effectfence.mcp.call import Call, NotSent, ServerEnded
 from effectfence.mcp.child import TERM_SECONDS, Child
-from effectfence.mcp.pipes import Reader, Writer
+from effectfence.mcp.pipes import Reader, Writer, first
 from effectfence.mcp.policy import Policy
 from effectfence.mcp.tools import Tools
 from effectfence.mcp.wire import Id, Message
@@ -106,7 +106,7 @@ class Wrap:
         for pipe in (self._to_client, self._to_server, self._server, self._client):
             await pipe.start()
         self._open()
-        await _first(exited, self._output_ended, self._client_gone, self._stopped)
+        await first(exited, self._output_ended, self._client_gone, self._stopped)
         await self._end(exited)
         return self._child.exit_code
 
@@ -116,15 +116,13 @@ class Wrap:
         if not exited.is_set() and not self._output_ended.is_set():
             await self._drain(exited)
         elif not self._spoken.is_set():  # the client's first request is to be told
-            await _first(
-                self._client_gone, self._stopped, self._spoken, seconds=_FIRST_WORD_SECONDS
-            )
+            await first(self._client_gone, self._stopped, self._spoken, seconds=_FIRST_WORD_SECONDS)
         self._client.hold(True)
         hurry = self._stopped.is_set()
         if not exited.is_set():
             await self._to_server.close(_SIGNAL_GRACE_SECONDS if hurry else _CLOSE_SECONDS)
             await self._child.end(*self._patience(hurry))
-        await _first(self._output_ended, seconds=_LAST_OUTPUT_SECONDS)
+        await first(self._output_ended, seconds=_LAST_OUTPUT_SECONDS)
         self._server_is_gone()
         await self._child.end(*self._patience(True))
         if self._tasks:
@@ -139,9 +137,9 @@ class Wrap:
         landing = asyncio.ensure_future(_all_done(set(self._tasks), idle))
         ended = (idle, exited, self._output_ended)
         if not self._stopped.is_set():
-            await _first(*ended, self._stopped, seconds=self._settings.drain_seconds)
+            await first(*ended, self._stopped, seconds=self._settings.drain_seconds)
         if self._stopped.is_set():
-            await _first(*ended, seconds=_SIGNAL_GRACE_SECONDS)
+            await first(*ended, seconds=_SIGNAL_GRACE_SECONDS)
         landing.cancel()
 
     def _patience(self, hurry: bool) -> tuple[float, float]:
@@ -467,16 +465,8 @@ async def refuse_everything(name: str, reason: str) -> None:
     writer = Writer(1, on_lost=ended.set)
     await writer.start()
     await Reader(0, told, ended.set).start()
-    await _first(ended, seconds=_FIRST_WORD_SECONDS)
+    await first(ended, seconds=_FIRST_WORD_SECONDS)
     await writer.close(_CLOSE_SECONDS)
-
-
-async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of them is set, or so long."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for each in waiting:
-        each.cancel()
 
 
 async def _all_done(tasks: set[asyncio.Task[Any]], idle: asyncio.Event) -> None:

@@ -194,11 +194,13 @@ class FileStore:
 
     async def changed(self, key: str, tag: str, seconds: float) -> None:
         """Return as soon as `key` no longer bears `tag`, its writer died, or `seconds` passed."""
+        watching = asyncio.ensure_future(self._ask(_Watch, (key, tag)))
         try:
-            async with asyncio.timeout(seconds):
-                await self._ask(_Watch, (key, tag))
-        except TimeoutError:
-            pass
+            await asyncio.wait((watching,), timeout=seconds)
+            if watching.done():
+                watching.result()
+        finally:
+            watching.cancel()
 
     async def scan(self, label: str) -> AsyncIterator[View]:
         """All records that bear `label`, in pages, each page of one instant."""

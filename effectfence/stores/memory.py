@@ -60,10 +60,7 @@ class MemoryStore:
                 return
             future = self._watchers.add(key)
         try:
-            async with asyncio.timeout(seconds):
-                await future
-        except TimeoutError:
-            pass
+            await asyncio.wait((future,), timeout=seconds)
         finally:
             with self._lock:
                 self._watchers.remove(key, future)

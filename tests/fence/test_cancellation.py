@@ -14,11 +14,19 @@ from typing import Any
 
 import pytest
 
-from effectfence import EffectFence, FenceConfig, FenceError, Fresh, PreparedEffect
+from effectfence import (
+    EffectFence,
+    FenceConfig,
+    FenceError,
+    Fresh,
+    IntentInFlight,
+    LedgerUnavailable,
+    PreparedEffect,
+)
 from effectfence.stores.contract import Applied, Change, View
 from effectfence.stores.memory import MemoryStore
 from tests.checker import History, violations
-from tests.conftest import asked, claimed, until
+from tests.conftest import OpenFence, asked, claimed, until
 
 
 class SlowStore:
@@ -259,3 +267,51 @@ async def test_an_effect_cancelled_while_it_waits_runs_nothing() -> None:
         await task
     with pytest.raises(FenceError):
         await fence.prepare(asked())
+
+
+async def test_a_fence_that_is_closed_by_a_cancelled_task_is_closed_as_ever(
+    open_fence: OpenFence,
+) -> None:
+    """Its waits end by their own time, and not in the cancellation that came before."""
+    fence = await open_fence()
+    await claimed(fence)
+
+    async def uses_it() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await fence.aclose(drain_seconds=0.01)
+
+    task = asyncio.create_task(uses_it())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        await fence.current("order:o1")
+    again = await open_fence()
+    record = await again.lookup("charge:o1")
+    assert record is not None
+    assert record.state == "unknown"
+
+
+async def test_a_wait_in_a_cancelled_task_ends_by_its_own_time(open_fence: OpenFence) -> None:
+    fence = await open_fence()
+    await claimed(fence)
+    ended: list[BaseException] = []
+
+    async def asks_again() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await fence.prepare(asked(), wait_seconds=0.01)
+            except BaseException as error:
+                ended.append(error)
+
+    task = asyncio.create_task(asks_again())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [type(error) for error in ended] == [IntentInFlight]
