@@ -17,6 +17,9 @@ from tests.crash.syscalls import Call, calls, counted, instants, need_strace, tr
 from tests.crash.test_power_cuts import judge_all
 
 SYNCS = ("fdatasync", "fsync")
+_PROOF = {"done": "cert", "fresh": "key"}
+"""What of a word stands in the ledger, if that what it says does."""
+
 WRITES = (*SYNCS, "write", "rename", "ftruncate")
 
 
@@ -26,15 +29,31 @@ def after_failure(made: list[Call], ledger: Path) -> list[str]:
     if failed.path() not in (ledger, ledger.parent):
         return []  # of a file that has no name yet: it is thrown away
     later = [call for call in made if call.began > failed.ended]
+    durable = synced_before(made, ledger, failed)
     found = []
     for call in later:
         if call.name in WRITES and ledger.parent in (call.path(), call.path().parent):
             found.append(f"{call.name} of {call.path().name} after a failed sync")
         if call.name == "writev" and call.path().name == "words":
             for word in said(call.data()):
-                if word["word"] not in ("failed", "releases"):
+                proof = word.get(_PROOF.get(word["word"], ""), "nothing").encode()
+                if word["word"] not in ("failed", "releases") and proof not in durable:
                     found.append(f"told after a failed sync: {word}")
     return found
+
+
+def synced_before(made: list[Call], ledger: Path, failed: Call) -> bytes:
+    """What was durable already: a caller may be told of it late, when its loop comes to it."""
+    synced = [
+        call.began
+        for call in made
+        if call.name in SYNCS and call.path() == ledger and call.ended < failed.began
+    ]
+    return b"".join(
+        call.data()
+        for call in made
+        if call.name == "write" and call.path() == ledger and call.ended < max(synced, default=0)
+    )
 
 
 async def failed_sync(forks: Forks, folder: Path, name: str, k: int, **spec: Any) -> list[str]:
