@@ -183,10 +183,7 @@ def _calls(folder: Path, sync: float, full: bool) -> list[Row]:
             "no promise",
             f"{replayed * 1e3:.2f} ms against {again * 1e3:.2f} ms",
         ),
-        *(
-            _rate(*each)
-            for each in zip(_RATES, (0, 0, 3, 3), (1, 2, 4, 5), [rates] * 4, strict=True)
-        ),
+        *(_rate(*each, rates) for each in _RATES),
         Row(
             f"wrap: a result of {LARGE // 1_000_000} MB, added, in memory / durable",
             "at most 0.3 s",
