@@ -49,6 +49,7 @@ from effectfence.models import (
 )
 from effectfence.stores.contract import Applied, Change, Record, Store, View
 from effectfence.stores.memory import MemoryStore
+from effectfence.stores.opening import open_store
 
 _log = logging.getLogger("effectfence")
 
@@ -116,14 +117,17 @@ class EffectFence:
         config: FenceConfig | None = None,
         *,
         accept_rollback: bool = False,
+        require_durable: bool = False,
     ) -> Opening:
-        """A fence over `ledger`: a path, or `memory:`. Await it, or use it with `async with`.
+        """A fence over `ledger`: `memory:`, a path, or a database's address (`postgresql://…`,
+        `redis://…`). Await it, or use it with `async with`.
 
         Raises `LedgerCorrupt` or `LedgerUnavailable`; nothing is changed then. A file that was cut
         back behind what it acknowledged (a restored backup) is refused, since what it forgot could
-        run again; `accept_rollback` takes it as it is.
+        run again; `accept_rollback` takes it as it is. `require_durable` refuses a ledger whose own
+        settings let it forget what it acknowledged.
         """
-        return Opening(ledger, config, accept_rollback)
+        return Opening(ledger, config, accept_rollback, require_durable)
 
     def scoped(self, scope: str) -> EffectFence:
         """The same fence with intents and domains of its own; scopes nest."""
@@ -816,10 +820,12 @@ class Opening:
         ledger: str | os.PathLike[str],
         config: FenceConfig | None,
         accept_rollback: bool,
+        require_durable: bool = False,
     ) -> None:
         self._ledger = os.fsdecode(ledger)
         if not self._ledger:
             raise ValueError("the ledger's name is empty; a path or 'memory:' is wanted")
+        self._require_durable = require_durable
         self._config = _checked_config(config)
         self._accept_rollback = accept_rollback
         self._fence: EffectFence | None = None
@@ -850,18 +856,11 @@ class Opening:
         return EffectFence(self._config, store=await self._store())
 
     async def _store(self) -> Store:
-        ledger = self._ledger
-        if ledger == "memory:":
-            return MemoryStore()
-        if "://" in ledger:
-            scheme = ledger.split("://", 1)[0]
-            raise ValueError(
-                f"no store for {scheme}:// in this version; a path or 'memory:' is wanted"
-            )
-        from effectfence.stores.file import FileStore
-
-        return await FileStore.open(
-            ledger, check_body=records.check_body, accept_rollback=self._accept_rollback
+        return await open_store(
+            self._ledger,
+            check_body=records.check_body,
+            accept_rollback=self._accept_rollback,
+            require_durable=self._require_durable,
         )
 
 

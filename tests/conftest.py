@@ -15,6 +15,9 @@ from effectfence.stores.contract import Store
 from effectfence.stores.file import FileStore
 from effectfence.stores.machine import Machine
 from effectfence.stores.memory import MemoryStore
+from tests.engines import postgres_server, redis_server
+
+__all__ = ["postgres_server", "redis_server"]
 
 
 @pytest.hookimpl(wrapper=True)

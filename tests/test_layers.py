@@ -31,6 +31,8 @@ LAYERS = (
     "effectfence.stores.ledger_format",
     "effectfence.stores.ledger_file",
     "effectfence.stores.file",
+    "effectfence.stores.address",
+    "effectfence.stores.opening",
     "effectfence.custody",
     "effectfence.leases",
     "effectfence.effects",

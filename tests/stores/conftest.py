@@ -20,12 +20,16 @@ class HandClock:
 
     def __init__(self) -> None:
         self.seconds = 1000.0
+        self.told: list[Callable[[float], None]] = []
+        """Clocks elsewhere (in a server) that go with this one."""
 
     def __call__(self) -> float:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
+        for tell in self.told:
+            tell(self.seconds)
 
 
 class HandMachine(Machine):
@@ -45,15 +49,19 @@ class HandMachine(Machine):
 Open = Callable[[], Awaitable[Store]]
 
 
-async def _memory(clock: HandClock, folder: Path) -> Store:
+async def _memory(clock: HandClock, request: pytest.FixtureRequest) -> Store:
     return MemoryStore(clock)
 
 
-async def _file(clock: HandClock, folder: Path) -> Store:
+async def _file(clock: HandClock, request: pytest.FixtureRequest) -> Store:
+    folder: Path = request.getfixturevalue("tmp_path")
     return await FileStore.open(folder / "ledger" / "effects.jsonl", machine=HandMachine(clock))
 
 
-KINDS: dict[str, Callable[[HandClock, Path], Awaitable[Store]]] = {"memory": _memory, "file": _file}
+Kind = Callable[[HandClock, pytest.FixtureRequest], Awaitable[Store]]
+KINDS: dict[str, Kind] = {"memory": _memory, "file": _file}
+"""An engine's server comes from a fixture of `tests.engines`, asked for by name when it is needed.
+Its store runs on the hand clock: what the engine reads as time is told to `clock.told`."""
 
 
 @pytest.fixture
@@ -62,10 +70,8 @@ def clock() -> HandClock:
 
 
 @pytest.fixture(params=sorted(KINDS))
-async def store(
-    request: pytest.FixtureRequest, clock: HandClock, tmp_path: Path
-) -> AsyncIterator[Store]:
-    store = await KINDS[request.param](clock, tmp_path)
+async def store(request: pytest.FixtureRequest, clock: HandClock) -> AsyncIterator[Store]:
+    store = await KINDS[request.param](clock, request)
     yield store
     await store.aclose()
 
