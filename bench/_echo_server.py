@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 INITIALIZED = {
     "protocolVersion": "2025-06-18",
@@ -14,7 +15,7 @@ INITIALIZED = {
 TOOLS = {"tools": [{"name": "charge", "inputSchema": {"type": "object"}}]}
 
 
-def answer(method: str, params: dict) -> dict:
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":
         return INITIALIZED
     if method == "tools/list":

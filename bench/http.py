@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench._measure import Row, fdatasync_seconds, interleaved, main, say, scratch, seconds
@@ -57,7 +58,7 @@ class Server:
                 return socket.create_connection(("127.0.0.1", self.port))
             except ConnectionRefusedError:
                 continue
-        raise RuntimeError(f"{self.process.args} ended with {self.process.returncode}")
+        raise RuntimeError(f"{self.process.args!r} ended with {self.process.returncode}")
 
     def ask(self, number: int) -> None:
         self._connection.sendall(request(number))
@@ -117,7 +118,7 @@ async def _storm(port: int, numbers: Iterator[int]) -> None:
     loop = asyncio.get_running_loop()
     overs = [loop.create_future() for _ in range(AT_ONCE)]
     for over in overs:
-        await loop.create_connection(lambda over=over: _Asker(numbers, over), "127.0.0.1", port)
+        await loop.create_connection(partial(_Asker, numbers, over), "127.0.0.1", port)
     await asyncio.gather(*overs)
 
 

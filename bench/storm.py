@@ -132,7 +132,9 @@ async def charge_card(prepared: PreparedEffect, log: EffectLog) -> dict[str, str
     return {"charge_id": "ch_storm_1"}
 
 
-async def race(fence: EffectFence, agent: str, go: asyncio.Event, log: EffectLog, tally: Tally):
+async def race(
+    fence: EffectFence, agent: str, go: asyncio.Event, log: EffectLog, tally: Tally
+) -> None:
     request = charge_request(agent)
     await go.wait()
     try:
@@ -279,9 +281,9 @@ def _run_processes(plan: Plan, log_path: str) -> list[Tally]:
             started.append((process, receiver))
         return _collect(started)
     finally:
-        for process, receiver in started:
-            process.terminate()
-            process.join()
+        for ended, receiver in started:
+            ended.terminate()
+            ended.join()
             receiver.close()
 
 

@@ -57,7 +57,7 @@ from effectfence.stores.order_lock import Mark, OrderLock, boot_digest, read_mar
 from effectfence.stores.table import Table
 
 _log = logging.getLogger("effectfence")
-_CHUNK: Final = 4 << 20
+_CHUNK: Final = 1 << 19
 _MUCH: Final = 16 << 20
 _COMPACT_ABOVE: Final = 1 << 20
 _SUPERSEDED: Final = 4
@@ -678,7 +678,9 @@ def _read_chunks(reader: form.Reader, descriptor: int, end: int) -> form.Damage 
     position, pending = reader.tip.offset, b""
     try:
         while position < end:
-            chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
+            # A line longer than a chunk is taken up in ever larger ones: its bytes are copied twice.
+            wanted = max(_CHUNK, len(pending))
+            chunk = os.pread(descriptor, min(wanted, end - position), position)
             if not chunk:
                 break
             start = position - len(pending)
