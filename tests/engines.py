@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -219,6 +219,25 @@ class PostgresServer(Server):
         """What psql answers, rows by line, columns by `|`."""
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", self.user, "-d", "postgres"]
         return self.run("psql", "-XAtq", "-v", "ON_ERROR_STOP=1", *where, "-c", text).strip()
+
+    def schema_with_clock(self) -> tuple[str, Callable[[float], None]]:
+        """A new schema's address, and what sets the time that its server takes for its own."""
+        from effectfence.stores.postgres_server import schema_sql
+
+        url = self.schema_url()
+        schema = url.partition("?schema=")[2]
+        file = self.folder / f"clock-{schema}"
+        clock = f"CREATE OR REPLACE FUNCTION {schema}.clock() RETURNS double precision LANGUAGE sql"
+        read = f"VOLATILE AS $$ SELECT pg_read_file('{file}')::double precision $$"
+        self.sql(f"{schema_sql(schema)};{clock} {read}")
+
+        def tell(seconds: float) -> None:
+            fresh = file.with_suffix(".new")
+            fresh.write_text(repr(seconds))
+            fresh.chmod(0o644)
+            fresh.rename(file)
+
+        return url, tell
 
     def start(self) -> None:
         self.spawn()

@@ -11,6 +11,7 @@ import pytest
 from effectfence.stores.contract import Store
 from effectfence.stores.file import FileStore, Machine
 from effectfence.stores.memory import MemoryStore
+from tests.engines import PostgresServer
 
 LONG = bool(os.environ.get("EFFECTFENCE_LONG"))
 
@@ -58,8 +59,18 @@ async def _file(clock: HandClock, request: pytest.FixtureRequest) -> Store:
     return await FileStore.open(folder / "ledger" / "effects.jsonl", machine=HandMachine(clock))
 
 
+async def _postgres(clock: HandClock, request: pytest.FixtureRequest) -> Store:
+    from effectfence.stores.postgres import PostgresStore
+
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url, tell = server.schema_with_clock()
+    tell(clock())
+    clock.told.append(tell)
+    return await PostgresStore.open(url, monotonic=clock)
+
+
 Kind = Callable[[HandClock, pytest.FixtureRequest], Awaitable[Store]]
-KINDS: dict[str, Kind] = {"memory": _memory, "file": _file}
+KINDS: dict[str, Kind] = {"memory": _memory, "file": _file, "postgres": _postgres}
 """An engine's server comes from a fixture of `tests.engines`, asked for by name when it is needed.
 Its store runs on the hand clock: what the engine reads as time is told to `clock.told`."""
 

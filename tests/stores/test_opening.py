@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from effectfence import EffectFence
+from effectfence import EffectFence, LedgerUnavailable
+from effectfence.stores import opening
 from effectfence.stores.address import scrubbed, shown
 from effectfence.stores.file import FileStore
 from effectfence.stores.memory import MemoryStore
@@ -31,6 +33,24 @@ async def test_memory_is_refused_where_durability_is_required() -> None:
 async def test_a_scheme_without_a_store_is_refused_by_its_name_alone(ledger: str) -> None:
     with pytest.raises(ValueError, match=r"no store for (mysql|http)://") as caught:
         await open_store(ledger)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "driver"),
+    [("postgresql://u:s3cr3t@h/d", "asyncpg")],
+)
+async def test_a_missing_driver_is_asked_for_by_its_extra(
+    ledger: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opening.ENGINES[ledger.split("://")[0]][0]
+    for name in [name for name in sys.modules if name.startswith(f"effectfence.stores.{module}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(LedgerUnavailable) as caught:
+        await open_store(ledger)
+    assert caught.value.ran is False
+    assert f"pip install 'effectfence-asyncio[{module}]'" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
 
 
