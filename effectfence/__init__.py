@@ -46,12 +46,20 @@ if typing.TYPE_CHECKING:
         ReadSetEntry,
         Replay,
     )
+    from effectfence.reconcile import (
+        DidNotHappen,
+        Happened,
+        Reconciled,
+        StillUnknown,
+        UnknownEffect,
+    )
 
 __all__ = [
     "Admission",
     "CausalConflict",
     "CommitConflict",
     "CommitStale",
+    "DidNotHappen",
     "DomainRace",
     "EffectCert",
     "EffectFence",
@@ -60,6 +68,7 @@ __all__ = [
     "FenceError",
     "FenceStats",
     "Fresh",
+    "Happened",
     "Head",
     "HolderAlive",
     "IntentConflict",
@@ -77,9 +86,12 @@ __all__ = [
     "PreparedEffect",
     "ReadSetEntry",
     "ReadSetStale",
+    "Reconciled",
     "Refused",
     "Replay",
     "ResultNotRecorded",
+    "StillUnknown",
+    "UnknownEffect",
     "VectorClock",
     "current_effect",
     "lease_lost",
@@ -127,6 +139,7 @@ _HOMES = {
         "ReadSetEntry",
         "Replay",
     ),
+    "reconcile": ("DidNotHappen", "Happened", "Reconciled", "StillUnknown", "UnknownEffect"),
 }
 
 

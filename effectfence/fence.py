@@ -47,6 +47,7 @@ from effectfence.models import (
     ReadSetEntry,
     Replay,
 )
+from effectfence.reconcile import Function, Reconciled, Reconciler, Reconcilers, Reconciling
 from effectfence.stores.contract import Applied, Change, Record, Store, View
 from effectfence.stores.memory import MemoryStore
 from effectfence.stores.opening import open_store
@@ -87,6 +88,7 @@ class _Shared:
     counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     custody: Custody = field(default_factory=Custody)
+    reconcilers: Reconcilers = field(default_factory=Reconcilers)
     forks: int = field(default_factory=lambda: _forks)
     closing: bool = False
     closed: bool = False
@@ -263,6 +265,59 @@ class EffectFence:
             self, intent, domain, tool, agent, ignore, not_executed, result_ttl, wait_seconds
         )
 
+    # --- asking the provider ----------------------------------------------------------------------
+
+    def reconciler(
+        self,
+        *tools: str,
+        name: str | None = None,
+        grace_seconds: float = 900.0,
+        timeout_seconds: float = 30.0,
+        max_concurrent: int = 4,
+        max_per_round: int = 100,
+        retry_seconds: float = 60.0,
+        max_retry_seconds: float = 3600.0,
+    ) -> Callable[[Function], Function]:
+        """Decorator: an async function that finds out whether an effect of one of `tools` ran.
+
+        It gets an `UnknownEffect` and answers `Happened(result)`, `DidNotHappen(reason)` or
+        `StillUnknown(reason)`; whatever else it does leaves the outcome unknown. `*` in a tool
+        stands for anything. `DidNotHappen` counts once nobody has known for `grace_seconds`: set it
+        longer than a request of yours can be on its way. Of this scope and those nested in it.
+        """
+
+        def register(function: Function) -> Function:
+            called = name or str(getattr(function, "__name__", type(function).__name__))
+            self._shared.reconcilers.add(
+                Reconciler(
+                    function,
+                    called,
+                    self._scope,
+                    tools,
+                    grace_seconds=grace_seconds,
+                    timeout_seconds=timeout_seconds,
+                    max_concurrent=max_concurrent,
+                    max_per_round=max_per_round,
+                    retry_seconds=retry_seconds,
+                    max_retry_seconds=max_retry_seconds,
+                )
+            )
+            return function
+
+        return register
+
+    async def reconcile(self) -> Reconciled:
+        """Ask the reconcilers, once, about every unknown outcome whose turn it is.
+
+        Raises `LedgerUnavailable`. Cancelled, or the fence closed, questions are let go and a word
+        that was begun is finished. May be called at any time, by any number of processes.
+        """
+        return await self._shared.reconcilers.round(self)
+
+    def reconciling(self, *, every: float = 60.0) -> Reconciling:
+        """`async with fence.reconciling():` asks at once, then `every` so many seconds."""
+        return Reconciling(self, every)
+
     # --- domains ----------------------------------------------------------------------------------
 
     async def current(self, domain: str) -> int:
@@ -426,6 +481,7 @@ class EffectFence:
         if self._scope or shared.closed or shared.forks != _forks:
             return
         shared.closing = True
+        shared.reconcilers.stop()
         await shared.custody.drain(drain_seconds)
         left = [self._give_up(held) for held in tuple(shared.custody.held.values())]
         if left:
@@ -612,7 +668,7 @@ class EffectFence:
         def rule(
             view: View, claim: claims.Claim, holder: claims.Holder, seq: int
         ) -> rules.Decision:
-            return rules.abort(view, claim, holder, seq, _clip(reason), self.config)
+            return rules.abort(view, claim, holder, seq, records.clip(reason), self.config)
 
         return rule
 
@@ -622,7 +678,7 @@ class EffectFence:
         def rule(
             view: View, claim: claims.Claim, holder: claims.Holder, seq: int
         ) -> rules.Decision:
-            return rules.release(view, claim, holder, seq, _clip(reason), self.config, word)
+            return rules.release(view, claim, holder, seq, records.clip(reason), self.config, word)
 
         return rule
 
@@ -902,12 +958,6 @@ def _seconds(seconds: float, name: str = "wait_seconds") -> float:
     if type(seconds) not in (int, float) or not seconds >= 0:
         raise ValueError(f"{name} is {seconds!r}; zero or more seconds are wanted")
     return seconds
-
-
-def _clip(reason: str) -> str:
-    """A reason as it can be kept: refusing to record an outcome over its text would be worse."""
-    kept = str(reason).encode("utf-8", "replace")[:MAX_NAME_BYTES].decode("utf-8", "ignore")
-    return kept or "no reason given"
 
 
 def _word_of(by: str, reason: str, force: bool) -> records.Word:

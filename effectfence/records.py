@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
-from effectfence.canonical import decode, encode
+from effectfence.canonical import MAX_NAME_BYTES, decode, encode
 from effectfence.claims import Claim, Holder, Result, key
 from effectfence.clock import MAX_COUNT, VectorClock
 from effectfence.models import UNRECORDED, EffectCert, FenceConfig, ReadSetEntry, _trusted
@@ -97,6 +97,12 @@ def unrecorded(reason: str) -> Result:
     """What stands in a certificate for a result that could not be recorded."""
     marker = {UNRECORDED: reason}
     return Result(encode(marker), marker)
+
+
+def clip(reason: str) -> str:
+    """A reason as it can be kept: refusing to record an outcome over its text would be worse."""
+    kept = str(reason).encode("utf-8", "replace")[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return kept or "no reason given"
 
 
 def body_of(record: Record | None) -> dict[str, Any]:

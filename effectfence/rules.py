@@ -766,6 +766,31 @@ def _alive(intent: str, state: State, reason: str) -> errors.FenceError:
     return errors.HolderAlive(intent=intent, state=state.value, reason=reason)
 
 
+# --- what a reconciler may be asked about ---------------------------------------------------------
+
+
+def unknown_for(record: Record, body: Mapping[str, Any], now: float, *, gone: bool) -> float | None:
+    """For how many seconds nobody has known its outcome, or `None` if somebody does or may."""
+    match state_of(record, body, now, gone=gone):
+        case State.UNKNOWN:
+            # When a process died is not known, only when that was found: now, unless written down.
+            return now - record.at if body["state"] == "unknown" else 0.0
+        case State.EXPIRED:
+            return now - (record.at + float(body["lease"]))
+        case _:
+            return None
+
+
+def found_dead(view: View, intent_key: str, config: FenceConfig) -> Decision:
+    """Write down that the holder's process died, as `prepare` does where it finds that."""
+    record = view.records[intent_key]
+    body = body_of(record)
+    state = state_of(record, body, view.now, gone=intent_key in view.gone)
+    if record is None or state is not State.UNKNOWN or body["state"] == "unknown":
+        return Decision(Said())
+    return Decision(Said(), _fence_off(intent_key, record, body, "its process died", config))
+
+
 # --- domains --------------------------------------------------------------------------------------
 
 

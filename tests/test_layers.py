@@ -39,6 +39,7 @@ LAYERS = (
     "effectfence.custody",
     "effectfence.leases",
     "effectfence.effects",
+    "effectfence.reconcile",
     "effectfence.fence",
     "effectfence.doctor",
     "effectfence.web.workers",

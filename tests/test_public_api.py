@@ -47,7 +47,18 @@ PAGE = [
     "LedgerUnavailable",
     "LedgerCorrupt",
 ]
-ADDED = ["Head", "IntentFailed", "IntentRecord", "Observation", "lease_lost"]
+ADDED = [
+    "DidNotHappen",
+    "Happened",
+    "Head",
+    "IntentFailed",
+    "IntentRecord",
+    "Observation",
+    "Reconciled",
+    "StillUnknown",
+    "UnknownEffect",
+    "lease_lost",
+]
 
 SIGNATURES = {
     "prepare": "(request, *, wait_seconds=0.0)",
@@ -61,6 +72,12 @@ SIGNATURES = {
         "(intent, domain=None, *, tool=None, agent=None, ignore=(), not_executed=(), "
         "result_ttl=None, wait_seconds=30.0)"
     ),
+    "reconciler": (
+        "(*tools, name=None, grace_seconds=900.0, timeout_seconds=30.0, max_concurrent=4, "
+        "max_per_round=100, retry_seconds=60.0, max_retry_seconds=3600.0)"
+    ),
+    "reconcile": "()",
+    "reconciling": "(*, every=60.0)",
     "current": "(domain)",
     "reserve": "(domain, expected)",
     "evict_domain": "(domain)",
