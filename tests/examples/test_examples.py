@@ -65,6 +65,28 @@ def test_a_crash_between_effect_and_commit_is_settled_by_an_operator():
     assert ran.stdout.endswith("mails sent: 1\n")
 
 
+@pytest.mark.rig
+def test_a_reconciler_asks_stripe_what_two_dead_workers_did(tmp_path):
+    """One charge is found and settled; one is not, is cleared after the grace, and runs once."""
+    ran = run(
+        "examples.reconcile_stripe",
+        env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONWARNINGS": "error"},
+        cwd=tmp_path,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == [
+        "two workers were killed; charges at Stripe: 1",
+        "order 1: refused, its process died",
+        "order 2: refused, its process died",
+        "asked: settled=1 too early to say no=1",
+        "asked after the grace: cleared=1",
+        "order 1: {'cents': 4900, 'charge': 'ch_1'}",
+        "order 2: {'charge': 'ch_2', 'cents': 4900}",
+        "charges at Stripe: 2",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["quickstart", "turf_war", "crash_and_restart"])
 def test_an_example_leaves_nothing_behind(name, tmp_path):
     ran = run(f"examples.{name}", env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -945,3 +946,37 @@ async def test_a_fresh_ledger_has_nothing_to_ask(fence: EffectFence) -> None:
     assert await fence.reconcile() == Reconciled()
     assert isinstance(await fence.prepare(asked()), Fresh)
     assert bank.asked == []
+
+
+# --- its page -------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "reconciling.md"
+
+
+async def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    ran = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(PAGE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+async def test_the_page_states_the_limits_of_the_code() -> None:
+    fence = EffectFence()
+    fence.reconciler("charge")(Provider(StillUnknown()))
+    (it,) = fence._shared.reconcilers._registered
+    page = PAGE.read_text("utf-8")
+    pauses = f"{it.retry_seconds:g}, {it.max_retry_seconds:g}"
+    for row in (
+        f"| `max_concurrent` | {it.max_concurrent} |",
+        f"| `max_per_round` | {it.max_per_round} |",
+        f"| `timeout_seconds` | {it.timeout_seconds:g} |",
+        f"| `retry_seconds`, `max_retry_seconds` | {pauses} |",
+        f"`grace_seconds` ({it.grace_seconds:g})",
+    ):
+        assert row in page
