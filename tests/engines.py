@@ -121,11 +121,12 @@ def _somebody() -> pwd.struct_passwd:
     return pwd.getpwnam("nobody")
 
 
-def server_folder(name: str) -> Path:
+def server_folder(name: str, *, on_disk: bool = False) -> Path:
     """A new folder for a server, in memory where there is room; it belongs to its user."""
     place = tempfile.gettempdir()
     with contextlib.suppress(OSError):
-        if shutil.disk_usage("/dev/shm").free > 1 << 30 and os.access("/dev/shm", os.W_OK):
+        roomy = shutil.disk_usage("/dev/shm").free > 1 << 30 and os.access("/dev/shm", os.W_OK)
+        if roomy and not on_disk:
             place = "/dev/shm"
     folder = Path(tempfile.mkdtemp(prefix=f"effectfence-{name}-", dir=place))
     if os.geteuid() == 0:
@@ -184,9 +185,9 @@ class PostgresServer(Server):
         self._programs = programs
 
     @classmethod
-    def create(cls, **settings: str) -> Self:
+    def create(cls, *, on_disk: bool = False, **settings: str) -> Self:
         """A new cluster, started."""
-        folder = server_folder("postgres")
+        folder = server_folder("postgres", on_disk=on_disk)
         server = cls(folder, free_port(), settings)
         server.run("initdb", "-D", str(server.data), "-U", cls.user, "-A", "trust", "-E", "UTF8",
                    "--locale=C", "--no-sync", "--no-instructions")  # fmt: skip
@@ -204,7 +205,7 @@ class PostgresServer(Server):
 
     def run(self, program: str, *arguments: str) -> str:
         """One of PostgreSQL's own programs, as the server's user."""
-        ran = subprocess.run(
+        ran: subprocess.CompletedProcess[str] = subprocess.run(
             [str(self._programs / program), *arguments],
             cwd=self.folder,
             capture_output=True,

@@ -28,7 +28,7 @@ import random
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ _WAIT: Final = (
 """Around a statement that only reads: its answer waits for the synchronous standbys."""
 _SWAP: Final = (
     "SELECT * FROM {schema}.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, "
-    "$16, $17, $18, $19)"
+    "$16, $17, $18, $19, $20)"
 )
 
 
@@ -117,11 +117,11 @@ class _Call:
     writer: int = 0
     size: int = 0
 
-    def collides(self, reading: Counter[str] | set[str], writing: Counter[str] | set[str]) -> bool:
+    def collides(self, reading: dict[str, int], writing: dict[str, int]) -> bool:
         """Whether it must wait for those who read and write these keys."""
-        if writing and not writing.keys().isdisjoint(self.keys):  # type: ignore[union-attr]
+        if writing and not writing.keys().isdisjoint(self.keys):
             return True
-        return bool(self.writes) and any(key in reading for key in self.writes)
+        return bool(reading) and not reading.keys().isdisjoint(self.writes)
 
 
 class PostgresStore:
@@ -176,8 +176,13 @@ class PostgresStore:
 
     async def load(self, keys: Iterable[str]) -> View:
         """The records under `keys`."""
-        view: View = await self._session().ask(tuple(dict.fromkeys(keys)))
-        return view
+        session, named = self._session(), tuple(dict.fromkeys(keys))
+        if (link := session.free(named)) is not None:
+            view = await session.load_at_once(link, named)
+            if view is not None:
+                return view
+        asked: View = await session.ask(named)
+        return asked
 
     async def swap(self, change: Change) -> Applied | View:
         """Write `change.puts` if every expectation holds, else give what is there instead.
@@ -287,8 +292,9 @@ class _Session:
         self._loop = loop
         self._address = store.address
         self._queue: deque[_Call] = deque()
-        self._reading: Counter[str] = Counter()
-        self._writing: Counter[str] = Counter()
+        self._reading: dict[str, int] = {}
+        self._writing: dict[str, int] = {}
+        """How many calls under way name a key, and write it."""
         self._idle: list[Link] = []
         self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -297,6 +303,10 @@ class _Session:
         self._calls_under_way: set[_Call] = set()
         self.watch = Watch(self._address, self.ask)
         self._schema = self._address.schema
+        load = _LOAD.format(schema=self._schema)
+        self._load_text = (load, _WAIT.format(load))
+        """Of a read that need not wait for standbys, and of one that must."""
+        self._swap_text = _SWAP.format(schema=self._schema)
         # A loop that ends closes its generators first; no other sign of its end reaches us.
         self._life = self._live()
         with suppress(StopIteration):
@@ -344,7 +354,52 @@ class _Session:
         future = self._loop.create_future()
         return self._add(_Call(future, keys, writes, change, secrets.randbits(63), size))
 
+    def free(self, keys: tuple[str, ...]) -> Link | None:
+        """A connection for a lone read that waits for nobody, if there is one."""
+        if self._queue or self._busy >= self._address.pool or not keys:
+            return None
+        if self._writing and not self._writing.keys().isdisjoint(keys):
+            return None
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed:
+                return link
+            self._links.discard(link)
+        return None
+
+    async def load_at_once(self, link: Link, keys: tuple[str, ...]) -> View | None:
+        """What stands under `keys`, without a task of its own; `None` if it is to be asked again.
+
+        Cancelled, it hangs up: a read leaves nothing behind.
+        """
+        self._busy += 1
+        _count(self._reading, keys)
+        earliest, waits = self._store.earliest(), self._store.waits
+        try:
+            rows = await link.fetch(self._address.timeout / 2, self._load_text[waits], keys)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            link.hang_up()
+            return None
+        finally:
+            self._busy -= 1
+            _take_away(self._reading, keys)
+            if link.is_closed:
+                self._links.discard(link)
+            else:
+                self._idle.append(link)
+            if self._queue:
+                self._dispatch()
+        first = rows[0]
+        if link.doubtful or first[9] or (first[10] and not waits):
+            return None
+        found = {row[0]: _record(row) for row in rows if row[0] is not None}
+        return self._view(max(first[8], earliest), {key: found.get(key) for key in keys})
+
     def _add(self, call: _Call) -> asyncio.Future[Any]:
+        if self._busy == 0 and self._idle and not self._queue:  # nobody to wait for, or to go with
+            self._busy = 1
+            self._begin([call])
+            return call.future
         self._queue.append(call)
         if not self._scheduled:
             self._scheduled = True
@@ -359,16 +414,26 @@ class _Session:
             if not batch:
                 return
             self._busy += 1
-            task = self._loop.create_task(self._serve(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(batch)
+
+    def _enter(self, batch: list[_Call]) -> None:
+        for call in batch:
+            _count(self._reading, call.keys)
+            _count(self._writing, call.writes)
+        self._calls_under_way.update(batch)
+
+    def _begin(self, batch: list[_Call]) -> None:
+        self._enter(batch)
+        task = self._loop.create_task(self._serve(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _gather(self) -> list[_Call]:
         """The next calls that may go together: all of them reads, or all of them changes."""
         batch: list[_Call] = []
         left: list[_Call] = []
-        reading: set[str] = set()
-        writing: Counter[str] = Counter()
+        reading: dict[str, int] = {}
+        writing: dict[str, int] = {}
         named: set[str] = set()
         size = 0
         queue = self._queue
@@ -384,17 +449,13 @@ class _Session:
                 or (left and call.collides(reading, writing))
             ):
                 left.append(call)
-                reading.update(call.keys)
-                writing.update(call.writes)
+                _count(reading, call.keys)
+                _count(writing, call.writes)
                 continue
             batch.append(call)
             named.update(call.keys)
             size += call.size
         queue.extendleft(reversed(left))
-        for call in batch:
-            self._reading.update(call.keys)
-            self._writing.update(call.writes)
-        self._calls_under_way.update(batch)
         return batch
 
     async def _serve(self, batch: list[_Call]) -> None:
@@ -403,6 +464,7 @@ class _Session:
             while batch:
                 await self._answer(batch)
                 batch = self._gather()
+                self._enter(batch)
                 if not batch and self._store.is_sweep_due():
                     with suppress(LedgerUnavailable):
                         if await self.purge(_SWEPT_AT_ONCE) == _SWEPT_AT_ONCE:
@@ -501,8 +563,7 @@ class _Session:
     async def _swap(self, batch: list[_Call]) -> list[Applied | View]:
         changes = [call.change for call in batch if call.change is not None]
         values = _encoded(batch, changes)
-        text = _SWAP.format(schema=self._schema)
-        rows = await self._ask_server(text, *values, writes=True)
+        rows = await self._ask_server(self._swap_text, *values, writes=True)
         answers: list[Applied | View] = []
         place = 0
         for number, call in enumerate(batch, 1):
@@ -660,10 +721,7 @@ class _Session:
 
     async def _prepare(self, link: Link) -> None:
         if not self._address.pooled:
-            load = _LOAD.format(schema=self._schema)
-            await link.prepare(
-                _SWAP.format(schema=self._schema), _WAIT.format(load) if self._store.waits else load
-            )
+            await link.prepare(self._swap_text, self._load_text[self._store.waits])
 
 
 def _passes(state: str | None) -> bool:
@@ -671,7 +729,12 @@ def _passes(state: str | None) -> bool:
     return state is not None and (state[:2] in ("08", "53") or state[:3] == "57P")
 
 
-def _take_away(counted: Counter[str], keys: Iterable[str]) -> None:
+def _count(counted: dict[str, int], keys: Iterable[str]) -> None:
+    for key in keys:
+        counted[key] = counted.get(key, 0) + 1
+
+
+def _take_away(counted: dict[str, int], keys: Iterable[str]) -> None:
     for key in keys:
         if counted[key] == 1:
             del counted[key]
@@ -707,20 +770,23 @@ def _check_text(text: str, longest: int = 1 << 20) -> None:
 def _encoded(batch: list[_Call], changes: list[Change]) -> tuple[list[Any], ...]:
     """A batch as the arrays that `swap` takes, from `writers` on."""
     expects = [
-        (key, key in call.writes, change.expect.get(key, ANY))
+        (key, change.expect.get(key, ANY))
         for call, change in zip(batch, changes, strict=True)
         for key in call.keys
     ]
+    locks = sorted({key for key, _ in expects}, key=str.encode)
+    written = {key for call in batch for key in call.writes}
     puts = [put for change in changes for put in change.puts]
     stamps = [put.stamp for put in puts]
     return (
         [call.writer for call in batch],
+        locks,
+        [key in written for key in locks],
         list(accumulate((len(call.keys) for call in batch), initial=1)),
-        [key for key, _, _ in expects],
-        [written for _, written, _ in expects],
-        [expect.version for _, _, expect in expects],
-        [expect.tag for _, _, expect in expects],
-        [expect.stamp for _, _, expect in expects],
+        [key for key, _ in expects],
+        [expect.version for _, expect in expects],
+        [expect.tag for _, expect in expects],
+        [expect.stamp for _, expect in expects],
         list(accumulate((len(change.puts) for change in changes), initial=1)),
         [put.key for put in puts],
         [put.tag for put in puts],

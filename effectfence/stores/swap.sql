@@ -20,10 +20,10 @@ AS $$ SELECT pg_catalog.hashtextextended(key, -('{schema}.records'::regclass::oi
 -- A batch of changes, each all or nothing, in the given order, as one transaction.
 --
 -- Locks    Every key that is named is locked first, absent ones too: shared where it is only
---          compared, alone where it may be written, by the order of the locks' numbers and so
---          without deadlock. They are advisory locks of the transaction: a refused change leaves
---          nothing, not even in the log. Each statement after that sees what those before
---          committed, which is why the isolation must be READ COMMITTED.
+--          compared, alone where it may be written, in the order of the keys and so without
+--          deadlock. They are advisory locks of the transaction: a refused change leaves nothing,
+--          not even in the log. Each statement after that sees what those before committed, which
+--          is why the isolation must be READ COMMITTED.
 -- Time     One instant for each change, after its locks are held: this server's clock, but never
 --          before `earliest` (what the caller knows to have passed), nor before the `at` of any
 --          record that the change names.
@@ -33,8 +33,9 @@ AS $$ SELECT pg_catalog.hashtextextended(key, -('{schema}.records'::regclass::oi
 -- Standbys An answer that shows what others wrote must not be ahead of the synchronous standbys:
 --          where nothing is written, a mark in the log makes the commit wait for them all the same.
 --
+-- `l_key` are all keys, each once, in their order (as bytes); `l_write`: whether it may be written.
 -- The change number n names the keys e_from[n] .. e_from[n + 1] - 1 (what is expected of them;
--- NULL: anything; version 0: absent) and puts p_from[n] .. p_from[n + 1] - 1.
+-- NULL: anything; version 0: absent) and puts p_from[n] .. p_from[n + 1] - 1, no key twice.
 -- A put's `stamp_of` is the key of an earlier put of its change, whose new version is copied.
 -- `flags`: 1 bump the version, 2 only if the stamp is higher, 4 delete, 8 leave a floor behind.
 --
@@ -43,8 +44,8 @@ AS $$ SELECT pg_catalog.hashtextextended(key, -('{schema}.records'::regclass::oi
 -- (`version` NULL: nothing); refused, what stands under the keys.
 CREATE OR REPLACE FUNCTION {schema}.swap(
     earliest double precision, patience_ms integer, again boolean, writers bigint[],
-    e_from integer[], e_key text[], e_write boolean[],
-    e_version bigint[], e_tag text[], e_stamp bigint[],
+    l_key text[], l_write boolean[],
+    e_from integer[], e_key text[], e_version bigint[], e_tag text[], e_stamp bigint[],
     p_from integer[], p_key text[], p_tag text[], p_stamp bigint[], p_stamp_of text[],
     p_label text[], p_body bytea[], p_seconds double precision[], p_flags integer[]
 ) RETURNS TABLE (
@@ -55,13 +56,15 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
-    begun double precision;
     first integer;
     last integer;
+    latest double precision;
+    standing text[];
     holds boolean;
     ended boolean;
-    wrote boolean := false;
     stood boolean;
+    wrote boolean := false;
+    floor bigint;
     new_stamp bigint;
     source_key text;
     source_version bigint;
@@ -75,39 +78,44 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         RAISE 'synchronous_commit is off' USING ERRCODE = 'EF001';
     END IF;
+
+    -- Trying first costs no statement of its own; whoever is not alone stands in line.
     PERFORM set_config('lock_timeout', patience_ms::text, true);
-    PERFORM CASE WHEN k.alone THEN pg_advisory_xact_lock(k.lock)
-                 ELSE pg_advisory_xact_lock_shared(k.lock) END
-    FROM (
-        SELECT {schema}.lock_of(e.key) AS lock, bool_or(e.write) AS alone
-        FROM unnest(e_key, e_write) AS e (key, write)
-        GROUP BY 1 ORDER BY 1
-    ) AS k;
-    begun := greatest({schema}.clock(), earliest);
+    FOR l IN 1 .. cardinality(l_key) LOOP
+        IF l_write[l] THEN
+            IF NOT pg_try_advisory_xact_lock({schema}.lock_of(l_key[l])) THEN
+                PERFORM pg_advisory_xact_lock({schema}.lock_of(l_key[l]));
+            END IF;
+        ELSIF NOT pg_try_advisory_xact_lock_shared({schema}.lock_of(l_key[l])) THEN
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_of(l_key[l]));
+        END IF;
+    END LOOP;
+    now := greatest({schema}.clock(), earliest);
 
     FOR n IN 1 .. cardinality(writers) LOOP
         first := e_from[n];
         last := e_from[n + 1] - 1;
         change := n;
-
-        SELECT max(s.instant), bool_or(s.key IS NOT NULL AND s.expires_at <= s.instant),
-               bool_and(CASE WHEN s.key IS NULL OR s.expires_at <= s.instant
-                        THEN coalesce(s.e_version, 0) = 0 AND s.e_tag IS NULL AND s.e_stamp IS NULL
-                        ELSE coalesce(s.e_version = s.version, true)
-                             AND coalesce(s.e_tag = s.tag, true)
-                             AND coalesce(s.e_stamp = s.stamp, true) END)
-        INTO now, ended, holds
-        FROM (
-            SELECT r.key, r.version, r.tag, r.stamp, r.expires_at, e.e_version, e.e_tag, e.e_stamp,
-                   greatest(begun, max(r.at) OVER ()) AS instant
-            FROM unnest(e_key[first:last], e_version[first:last], e_tag[first:last],
-                        e_stamp[first:last]) AS e (e_key, e_version, e_tag, e_stamp)
-            LEFT JOIN {schema}.records r ON r.key = e.e_key
-        ) AS s;
-        now := coalesce(now, begun);
         key := NULL;
         version := NULL; tag := NULL; stamp := NULL; at := NULL; label := NULL; body := NULL;
         expires_at := NULL;
+
+        LOOP
+            SELECT max(r.at), array_agg(r.key), bool_or(r.expires_at <= now),
+                   bool_and(CASE WHEN r.expires_at > now
+                            THEN coalesce(e.version = r.version, true)
+                                 AND coalesce(e.tag = r.tag, true)
+                                 AND coalesce(e.stamp = r.stamp, true)
+                            ELSE coalesce(e.version, 0) = 0 AND e.tag IS NULL AND e.stamp IS NULL
+                            END)
+            INTO latest, standing, ended, holds
+            FROM unnest(e_key[first:last], e_version[first:last], e_tag[first:last],
+                        e_stamp[first:last]) AS e (key, version, tag, stamp)
+            LEFT JOIN {schema}.records r ON r.key = e.key;
+            EXIT WHEN latest IS NULL OR latest <= now;
+            now := latest;  -- the clock was set back since: look with that time
+        END LOOP;
+        holds := coalesce(holds, true);
 
         IF again AND EXISTS (
             SELECT FROM {schema}.records r
@@ -137,13 +145,19 @@ BEGIN
         applied := true;
         RETURN NEXT;
         IF ended THEN
-            DELETE FROM {schema}.records r
-            WHERE r.key = ANY (e_key[first:last]) AND r.expires_at <= now;
+            WITH gone AS (
+                DELETE FROM {schema}.records r
+                WHERE r.key = ANY (e_key[first:last]) AND r.expires_at <= now
+                RETURNING r.key
+            )
+            SELECT array_agg(k) INTO standing
+            FROM unnest(standing) AS k WHERE k NOT IN (SELECT gone.key FROM gone);
         END IF;
         source_key := NULL;
         FOR p IN p_from[n] .. p_from[n + 1] - 1 LOOP
             the_key := p_key[p];
             flags := p_flags[p];
+            stood := coalesce(the_key = ANY (standing), false);
             new_stamp := p_stamp[p];
             IF p_stamp_of[p] IS NOT NULL THEN
                 IF source_key IS DISTINCT FROM p_stamp_of[p] THEN
@@ -153,32 +167,24 @@ BEGIN
                 new_stamp := source_version;
             END IF;
 
+            key := the_key;
+            version := NULL; tag := NULL; stamp := NULL; at := NULL; label := NULL; body := NULL;
+            expires_at := NULL;
             IF flags & 4 <> 0 THEN
-                DELETE FROM {schema}.records r
-                WHERE r.key = the_key AND (flags & 2 = 0 OR coalesce(new_stamp, 0) > r.stamp)
-                RETURNING r.version INTO source_version;
-                stood := FOUND;
-                IF stood AND flags & 8 <> 0 THEN
-                    UPDATE {schema}.meta m SET floor = greatest(m.floor, source_version);
+                IF stood THEN
+                    DELETE FROM {schema}.records r
+                    WHERE r.key = the_key AND (flags & 2 = 0 OR coalesce(new_stamp, 0) > r.stamp)
+                    RETURNING r.version INTO source_version;
+                    CONTINUE WHEN NOT FOUND;
+                    source_key := NULL;
+                    wrote := true;
+                    IF flags & 8 <> 0 THEN
+                        UPDATE {schema}.meta m SET floor = greatest(m.floor, source_version)
+                        RETURNING m.floor INTO floor;
+                    END IF;
                 END IF;
-                source_key := NULL;
-                CONTINUE WHEN NOT stood AND flags & 2 <> 0 AND EXISTS (
-                    SELECT FROM {schema}.records r WHERE r.key = the_key
-                );
-                key := the_key;
-                version := NULL; tag := NULL; stamp := NULL; at := NULL; label := NULL;
-                body := NULL; expires_at := NULL;
-                RETURN NEXT;
-                CONTINUE WHEN NOT stood;
-            ELSE
-                INSERT INTO {schema}.records AS r
-                    (key, version, tag, stamp, at, label, body, expires_at, writer)
-                VALUES (
-                    the_key, (SELECT m.floor + 1 FROM {schema}.meta m), coalesce(p_tag[p], ''),
-                    coalesce(new_stamp, 0), now, coalesce(p_label[p], ''),
-                    coalesce(p_body[p], ''), coalesce(now + p_seconds[p], 'Infinity'), writers[n]
-                )
-                ON CONFLICT (key) DO UPDATE SET
+            ELSIF stood THEN
+                UPDATE {schema}.records r SET
                     version = r.version + (flags & 1),
                     tag = coalesce(p_tag[p], r.tag),
                     stamp = coalesce(new_stamp, r.stamp),
@@ -187,19 +193,34 @@ BEGIN
                     body = coalesce(p_body[p], r.body),
                     expires_at = coalesce(now + p_seconds[p], r.expires_at),
                     writer = writers[n]
-                WHERE flags & 2 = 0 OR coalesce(new_stamp, 0) > r.stamp
+                WHERE r.key = the_key AND (flags & 2 = 0 OR coalesce(new_stamp, 0) > r.stamp)
                 RETURNING r.version,
-                    CASE WHEN p_tag[p] IS NULL THEN r.tag END, r.stamp, r.at,
+                    CASE WHEN p_tag[p] IS NULL THEN r.tag END, r.stamp,
                     CASE WHEN p_label[p] IS NULL THEN r.label END,
                     CASE WHEN p_body[p] IS NULL THEN r.body END, r.expires_at
-                INTO version, tag, stamp, at, label, body, expires_at;
+                INTO version, tag, stamp, label, body, expires_at;
                 CONTINUE WHEN NOT FOUND;
+                at := now;
                 source_key := the_key;
                 source_version := version;
-                key := the_key;
-                RETURN NEXT;
+                wrote := true;
+            ELSE
+                IF floor IS NULL THEN
+                    SELECT m.floor INTO floor FROM {schema}.meta m;
+                END IF;
+                version := floor + 1;
+                stamp := coalesce(new_stamp, 0);
+                at := now;
+                expires_at := coalesce(now + p_seconds[p], 'Infinity');
+                INSERT INTO {schema}.records
+                    (key, version, tag, stamp, at, label, body, expires_at, writer)
+                VALUES (the_key, version, coalesce(p_tag[p], ''), stamp, at,
+                        coalesce(p_label[p], ''), coalesce(p_body[p], ''), expires_at, writers[n]);
+                source_key := the_key;
+                source_version := version;
+                wrote := true;
             END IF;
-            wrote := true;
+            RETURN NEXT;
             IF NOT pg_try_advisory_xact_lock({schema}.watch_of(the_key)) THEN
                 PERFORM pg_notify({channel}, {schema}.watch_of(the_key)::text);
             END IF;

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from effectfence.errors import LedgerUnavailable
-from effectfence.stores.contract import Applied, Change, View
+from effectfence.stores.contract import Applied, Change, Record, View
 from effectfence.stores.memory import MemoryStore
 from tests.checker import History
 from tests.rules.simloop import SimLoop
@@ -43,6 +43,11 @@ class Ledger(MemoryStore):
         facts = {key: record.version for key, record in table.records.items()}
         written = table.write(change, now)
         self._watchers.wake(written)
+        self._note(written, facts)
+        return Applied(now, written)
+
+    def _note(self, written: dict[str, Record | None], facts: dict[str, int]) -> None:
+        """What was certified; `facts` are the versions that stood before."""
         for record in written.values():
             if record is not None and record.label == "done":
                 body = json.loads(record.body)
@@ -52,7 +57,6 @@ class Ledger(MemoryStore):
                     actual = facts.get(f"domain/{entry['domain']}", 0)
                     if entry["domain"] != cert["domain"] and actual != entry["seq"]:
                         self._history.stale_facts.append(cert["intent"])
-        return Applied(now, written)
 
     def read(self, keys: Iterable[str]) -> View:
         now = self._clock()

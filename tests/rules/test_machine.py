@@ -84,7 +84,7 @@ class FenceMachine(RuleBasedStateMachine):
         clock = self.stack.enter_context(simulated())
         self.loop = clock.loop = SimLoop(seed)
         self.history = History()
-        self.ledger = Ledger(self.loop, self.history)
+        self.ledger = self.new_ledger()
         self.policy = policy
         self.faults = Faults(slow, 0.1 * rough, 0.1 * rough, 0.02 * rough)
         self.config = FenceConfig(
@@ -102,6 +102,9 @@ class FenceMachine(RuleBasedStateMachine):
         self.holds: list[Hold] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.fired: Counter[str] = Counter()
+
+    def new_ledger(self) -> Ledger:
+        return Ledger(self.loop, self.history)
 
     def process(self) -> Process:
         store = FaultyStore(self.ledger, self.loop, self.faults)

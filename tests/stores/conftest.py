@@ -75,6 +75,15 @@ KINDS: dict[str, Kind] = {"memory": _memory, "file": _file, "postgres": _postgre
 Its store runs on the hand clock: what the engine reads as time is told to `clock.told`."""
 
 
+DATABASES = sorted(set(KINDS) - {"memory", "file"})
+
+
+@pytest.fixture
+def same(clock: HandClock) -> MemoryStore:
+    """What a store is compared with, on the same clock."""
+    return MemoryStore(clock)
+
+
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()

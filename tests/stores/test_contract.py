@@ -24,7 +24,7 @@ from effectfence.stores.contract import (
 )
 from effectfence.stores.file import FileStore
 from effectfence.stores.memory import MemoryStore
-from tests.stores.conftest import HandClock, HandMachine
+from tests.stores.conftest import DATABASES, HandClock, HandMachine
 
 
 def write(*puts: Put, **expect: Expect) -> Change:
@@ -486,6 +486,32 @@ async def test_the_file_does_what_memory_does(
                 assert listed[0] == listed[1]
     finally:
         await file.aclose()
+
+
+@pytest.mark.parametrize("store", DATABASES, indirect=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+async def test_a_database_does_what_memory_does(
+    store: Store, clock: HandClock, same: MemoryStore, steps: list[Change | float | str]
+) -> None:
+    for one in (store, same):
+        await one.swap(write(*(Put(key, delete=True) for key in "abc")))
+    for step in steps:
+        match step:
+            case Change():
+                assert plain(await store.swap(step)) == plain(await same.swap(step))
+            case float():
+                clock.advance(step)
+            case _:
+                await store.purge()  # memory drops some as it goes, so counts may differ
+                await same.purge()
+        assert plain(await store.load("abc")) == plain(await same.load("abc"))
+        for label in ("l", "m"):
+            listed = [
+                sorted([key async for view in one.scan(label) for key in view.records])
+                for one in (store, same)
+            ]
+            assert listed[0] == listed[1]
 
 
 async def test_a_waiter_asked_for_behind_a_write_waits_for_the_next_one(store: Store) -> None:
