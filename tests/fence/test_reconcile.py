@@ -430,6 +430,22 @@ async def test_a_holder_who_comes_back_to_life_meanwhile_is_left_alone(
 
 
 @ANSWERS
+async def test_a_holder_who_lived_meanwhile_may_have_sent_it_since(
+    open_fence: OpenFence, clock: Clock, answer: Any
+) -> None:
+    """Renewed, and past its lease again: the answer is older than the end of the lease."""
+    fence = steady(await open_fence(lease_ttl=30), clock)
+    ticket = await claimed(fence)
+
+    async def lives_and_dies() -> None:
+        await fence.heartbeat(ticket)
+        clock.advance(30)
+
+    await overtaken(fence, clock, answer, lives_and_dies)
+    assert await state(fence) == "expired"
+
+
+@ANSWERS
 async def test_an_operator_who_speaks_meanwhile_is_right(
     fence: EffectFence, clock: Clock, answer: Any
 ) -> None:
