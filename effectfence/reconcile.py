@@ -304,8 +304,7 @@ class Reconcilers:
                 if record is None or not within(scope, fence._scope):
                     continue
                 body = records.body_of(record)
-                since = rules.unknown_for(record, body, view.now, gone=key in view.gone)
-                if since is None:
+                if rules.unknown_for(record, body, view.now, gone=key in view.gone) is None:
                     continue
                 seen.add(key)
                 reconciler = self.find(tool := body["request"]["tool"], scope)
@@ -313,7 +312,7 @@ class Reconcilers:
                     tally["no_reconciler"] += 1
                     self._tell_once(tool)
                     continue
-                due_at = self._due_at(key, record, now - since)
+                due_at = self._due_at(key, record, now - (view.now - record.at))
                 queue = queues.setdefault(reconciler, [])
                 if due_at > now or not _queue(queue, reconciler, due_at, key):
                     tally["waiting"] += 1
@@ -321,9 +320,10 @@ class Reconcilers:
         self._forget(fence._scope, seen)
         return {who: _in_order(queue) for who, queue in queues.items()}
 
-    def _due_at(self, key: str, record: Record, since: float) -> float:
+    def _due_at(self, key: str, record: Record, moved_at: float) -> float:
+        """What was not asked about yet has been due since it last moved."""
         retry = self._retries.get(key)
-        return since if retry is None or retry.seq != record.stamp else retry.due_at
+        return moved_at if retry is None or retry.seq != record.stamp else retry.due_at
 
     def _forget(self, scope: str, seen: set[str]) -> None:
         for key in tuple(self._retries):
@@ -397,7 +397,7 @@ class _Round:
         self._fence = fence
         self._stop = stop
         self._tally: Counter[str] = Counter()
-        self._fault: Exception | None = None
+        self._fault: errors.FenceError | None = None
 
     async def run(self) -> Reconciled:
         batches = await self._reconcilers.due(self._fence, self._tally)
@@ -415,11 +415,20 @@ class _Round:
         try:
             while not self._stop.done() and (key := next(keys, None)) is not None:
                 with self._reconcilers.only(key) as alone:
-                    came_to = await self._resolve(reconciler, key) if alone else "waiting"
+                    came_to = await self._attend(reconciler, key) if alone else "waiting"
                 self._tally[came_to] += 1
-        except Exception as fault:  # the ledger's; it would be everybody's
+        except errors.FenceError as fault:  # the ledger's: it would be everybody's
             self._fault = self._fault or fault
             wake(self._stop)
+
+    async def _attend(self, reconciler: Reconciler, key: str) -> str:
+        try:
+            return await self._resolve(reconciler, key)
+        except errors.FenceError:
+            raise
+        except Exception:  # of ours, or of an odd object's: it is not the others'
+            _log.exception("%s: %r is still unknown", reconciler.by, key)
+            return "failed"
 
     async def _resolve(self, reconciler: Reconciler, key: str) -> str:
         """Ask, and say what was answered. Gives the name of what it came to."""

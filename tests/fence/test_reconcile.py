@@ -8,7 +8,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +345,23 @@ async def test_no_answer_leaves_it_unknown_is_logged_and_backed_off(
     assert len(bank.asked) == 2
 
 
+class _Odd(str):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_answer_that_breaks_what_reads_it_is_not_the_others_trouble(
+    fence: EffectFence, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await unknown(fence, "odd")
+    clock.advance(3600)
+    await unknown(fence, "even")
+    asks(fence, Provider(DidNotHappen(_Odd("x")), Happened(RECEIPT)), max_concurrent=1)
+    assert await fence.reconcile() == Reconciled(failed=1, settled=1)
+    assert await state(fence, "odd") == "unknown"
+    assert "is still unknown" in caplog.text
+
+
 async def test_a_function_that_gives_nothing_to_wait_for_fails_like_any_other(
     fence: EffectFence,
 ) -> None:
@@ -662,6 +679,36 @@ async def test_ten_thousand_unknown_outcomes_starve_nobody(clock: Clock) -> None
         await fence.clear(f"charge:{number}", **WORD)
     await fence.reconcile()
     assert len(reconcilers._retries) == 50, "and goes with what is known"
+    await fence.aclose()
+
+
+class Graveyard(MemoryStore):
+    """A ledger that knows some holders' processes to be dead, as a file does."""
+
+    dead: frozenset[str] = frozenset()
+
+    async def load(self, keys: Iterable[str]) -> View:
+        view = await super().load(keys)
+        return View(view.now, view.records, self.dead & set(view.records))
+
+    async def scan(self, label: str) -> AsyncIterator[View]:
+        async for view in super().scan(label):
+            yield View(view.now, view.records, self.dead & set(view.records))
+
+
+async def test_a_dead_holders_effect_waits_its_turn_and_no_longer(clock: Clock) -> None:
+    """Since when it is unknown is not known; how long nothing moved is."""
+    store = Graveyard(clock)
+    fence = steady(EffectFence(store=store), clock)
+    await claimed(fence, intent="dead")
+    store.dead = frozenset({"intent/dead"})
+    clock.advance(1)
+    for number in range(3):
+        await unknown(fence, f"charge:{number}")
+    clock.advance(1)
+    bank = asks(fence, Provider(StillUnknown()), max_per_round=1)
+    assert await fence.reconcile() == Reconciled(still_unknown=1, waiting=3)
+    assert [(effect.intent, effect.unknown_seconds) for effect in bank.asked] == [("dead", 0.0)]
     await fence.aclose()
 
 
