@@ -48,11 +48,11 @@ from effectfence.stores.contract import (
     View,
 )
 from effectfence.stores.postgres_server import (
+    VERSION,
     Address,
     Link,
     Server,
     connect,
-    epoch_of,
     is_certain,
     look,
     make,
@@ -226,14 +226,14 @@ class PostgresStore:
             await session.end_from(asyncio.get_running_loop())
 
     def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is not None and not self._closed and self._process == os.getpid():
-            return session
         if self._process != os.getpid():
             raise self.address.unavailable(
                 "it was opened before a fork; open it again in the child process"
             )
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is not None and not self._closed:
+            return session
         if self._closed:
             error = self.address.unavailable("it is closed")
             error.closed = True
@@ -630,8 +630,8 @@ class _Session:
                 certain = not sent or is_certain(error)
                 problem = self._after(error, link, certain)
             doubt = doubt or (writes and not certain)
+            pause = min(0.02 * 2**attempt, 1.0) * random.uniform(0.5, 1.0) if attempt else 0.0
             attempt += 1
-            pause = min(0.02 * 2**attempt, 1.0) * random.uniform(0.5, 1.0)
             if self._loop.time() + pause >= deadline:
                 raise self._address.unavailable(problem, None if doubt else False)
             await asyncio.sleep(pause)
@@ -671,12 +671,9 @@ class _Session:
         """A new connection, to a server that can be relied on."""
         link = await connect(self._address, seconds)
         try:
-            server = await look(link, self._address, seconds)
+            server = await look(link, self._address, seconds, known=True)
             self._judge(server)
-            if not server.made:
-                raise self._address.unavailable(f"the schema {self._schema} is gone")
-            found = await epoch_of(link, self._address, seconds)
-            if found != epoch:
+            if server.epoch != epoch:
                 raise self._address.unavailable("another ledger stands there now: open it anew")
             await self._prepare(link)
         except BaseException:
@@ -698,10 +695,11 @@ class _Session:
                     raise address.unavailable(f"{weakness}; require_durable was asked for")
                 _log.warning("%s: %s", address.name, weakness)
             try:
-                await make(link, address, seconds)
+                if server.schema_version != VERSION:
+                    await make(link, address, seconds)
             except asyncpg.ReadOnlySQLTransactionError as error:
                 raise address.unavailable(f"it may only be read ({why(error)})") from None
-            self._store.epoch = await epoch_of(link, address, seconds)
+            self._store.epoch = (await look(link, address, seconds, known=True)).epoch
             await self._prepare(link)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             if link is not None:

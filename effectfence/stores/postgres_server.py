@@ -152,9 +152,13 @@ class Link:
         for statement in statements:
             self._statements[statement] = await self._connection.prepare(statement)
 
-    async def run(self, script: str) -> None:
-        """Statements without values, as one transaction."""
-        await self._connection.execute(script)
+    async def run(self, seconds: float, script: str) -> None:
+        """Statements without values."""
+        alarm = asyncio.get_running_loop().call_later(seconds, self.hang_up)
+        try:
+            await self._connection.execute(script)
+        finally:
+            alarm.cancel()
 
     async def listen(self, channel: str, heard: Any, ended: Callable[[], None]) -> None:
         self._connection.add_termination_listener(lambda _: ended())
@@ -211,8 +215,14 @@ SELECT pg_is_in_recovery() AS standby,
        current_setting('synchronous_standby_names') AS synchronous_standby_names,
        current_setting('data_sync_retry', true) AS data_sync_retry,
        current_setting('default_transaction_isolation') AS default_transaction_isolation,
-       to_regclass($1 || '.meta') IS NOT NULL AS made
 """
+# Of the tables, not of what this session knows: a name that was missing is remembered as missing.
+_MADE: Final = (
+    "EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = $1 AND c.relname = 'meta') AS made"
+)
+_LOOK_FIRST: Final = _LOOK + _MADE
+_LOOK_KNOWN: Final = _LOOK + "m.version AS schema_version, m.epoch FROM {}.meta AS m"
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,9 @@ class Server:
     settings: Mapping[str, str]
     standby: bool
     version: int
-    made: bool
+    schema_version: int = 0
+    """Of the definitions; 0 if there are none."""
+    epoch: str = ""
 
     @property
     def waits_for_standbys(self) -> bool:
@@ -262,8 +274,24 @@ class Server:
             )
 
 
-async def look(link: Link, address: Address, seconds: float) -> Server:
-    row = (await link.fetch(seconds, _LOOK, address.schema))[0]
+async def look(link: Link, address: Address, seconds: float, *, known: bool = False) -> Server:
+    """`known`: the schema is taken to be there, and its definitions must be ours."""
+    if not known:
+        first = (await link.fetch(seconds, _LOOK_FIRST, address.schema))[0]
+        if not first["made"]:
+            return _server(first)
+    row = (await link.fetch(seconds, _LOOK_KNOWN.format(address.schema)))[0]
+    version = row["schema_version"]
+    if version > VERSION or (known and version < VERSION):
+        newer = version > VERSION
+        raise address.unavailable(
+            f"the schema {address.schema} has version {version}, this library has {VERSION}: "
+            + ("update the library" if newer else "open it anew with a role that may change it")
+        )
+    return _server(row, version, row["epoch"])
+
+
+def _server(row: Any, version: int = 0, epoch: str = "") -> Server:
     settings = {
         name: str(row[name] or "")
         for name in (
@@ -271,20 +299,7 @@ async def look(link: Link, address: Address, seconds: float) -> Server:
             *("synchronous_standby_names", "data_sync_retry", "default_transaction_isolation"),
         )
     }
-    return Server(settings, row["standby"], row["server"], row["made"])
-
-
-async def epoch_of(link: Link, address: Address, seconds: float) -> str:
-    """Whose ledger stands in the schema. `LedgerUnavailable` if its definitions are not ours."""
-    rows = await link.fetch(seconds, f"SELECT version, epoch FROM {address.schema}.meta")
-    version, epoch = rows[0]
-    if version != VERSION:
-        newer = version > VERSION
-        raise address.unavailable(
-            f"the schema {address.schema} has version {version}, this library has {VERSION}: "
-            + ("update the library" if newer else "open it anew with a role that may change it")
-        )
-    return str(epoch)
+    return Server(settings, row["standby"], row["server"], version, epoch)
 
 
 def schema_sql(schema: str = "effectfence", *, above: int = 0) -> str:
@@ -306,23 +321,17 @@ def schema_sql(schema: str = "effectfence", *, above: int = 0) -> str:
 async def make(link: Link, address: Address, seconds: float) -> None:
     """Make the schema, or bring it up to date; whoever else does so meanwhile has done it."""
     schema = address.schema
-    await link.run("BEGIN")
     try:
+        await link.run(seconds, "BEGIN ISOLATION LEVEL READ COMMITTED")
         await link.fetch(seconds, "SELECT pg_advisory_xact_lock(hashtext($1))", f"make {schema}")
-        made = await link.fetch(seconds, "SELECT to_regclass($1 || '.meta')", schema)
         version = 0
-        if made[0][0] is not None:
+        if (await link.fetch(seconds, f"SELECT {_MADE}", schema))[0][0]:
             version = (await link.fetch(seconds, f"SELECT version FROM {schema}.meta"))[0][0]
         if version < VERSION:
-            await link.run(schema_sql(schema, above=version))
+            await link.run(seconds, schema_sql(schema, above=version))
+        await link.run(seconds, "COMMIT")
     except asyncpg.InsufficientPrivilegeError as error:
-        await link.run("ROLLBACK")
         raise address.unavailable(
             f"the schema {schema} is not there, and this role may not make it ({why(error)}); let "
             f"one who may run what `effectfence ledger init --print-sql --schema {schema}` prints"
         ) from None
-    except BaseException:
-        if not link.is_closed:
-            await link.run("ROLLBACK")
-        raise
-    await link.run("COMMIT")
