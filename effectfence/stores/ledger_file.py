@@ -678,7 +678,7 @@ def _read_chunks(reader: form.Reader, descriptor: int, end: int) -> form.Damage 
     position, pending = reader.tip.offset, b""
     try:
         while position < end:
-            # A line longer than a chunk is taken up in ever larger ones: its bytes are copied twice.
+            # A line longer than a chunk is taken up in ever larger ones, each as long as it so far.
             wanted = max(_CHUNK, len(pending))
             chunk = os.pread(descriptor, min(wanted, end - position), position)
             if not chunk:
