@@ -263,6 +263,8 @@ class HolderAlive(FenceError):
     def message(self) -> str:
         if self.state == "in use":
             return f"the domain {self.intent!r} is in use: {self.reason}. Nothing changed."
+        if self.state.startswith("in attempt"):
+            return f"{self.intent!r} is {self.state}: {self.reason}. Nothing changed; look again."
         return (
             f"{self.intent!r} is {self.state}: {self.reason}. Nothing changed. With force the word "
             "is taken, and a second effect is then on whoever forced it."

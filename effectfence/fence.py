@@ -412,18 +412,27 @@ class EffectFence:
                             yield described
 
     async def settle(
-        self, intent: str, result: Any, *, reason: str, by: str, force: bool = False
+        self,
+        intent: str,
+        result: Any,
+        *,
+        reason: str,
+        by: str,
+        force: bool = False,
+        attempt: int | None = None,
     ) -> EffectCert:
         """An operator's word that it did run, with this result; mints the certificate.
 
-        Raises `HolderAlive` (unless forced), `NoSuchIntent`, `CommitConflict` (it is done, with
-        another result). `result` must be JSON. Kept in the ledger with `by` and `reason`.
+        `attempt`: the one that was looked at (`lookup` says which stands); it is refused if another
+        has begun since. Raises `HolderAlive` (unless forced), `NoSuchIntent`, `CommitConflict` (it
+        is done, with another result). `result` must be JSON. Kept in the ledger with `by` and
+        `reason`.
         """
         key = self._intent_key(intent)
         content = encode(result, max_depth=MAX_DEPTH, name="result")
         if len(content) > self.config.max_record_bytes:
             raise ValueError(f"result has more than {self.config.max_record_bytes} bytes")
-        word = _word_of(by, reason, force)
+        word = _word_of(by, reason, force, attempt)
 
         def settle(view: View) -> rules.Decision:
             return rules.settle(view, intent, key, self._scope, content, word, self.config)
@@ -433,14 +442,23 @@ class EffectFence:
             _raise(answer)
         return answer.cert
 
-    async def clear(self, intent: str, *, reason: str, by: str, force: bool = False) -> bool:
+    async def clear(
+        self,
+        intent: str,
+        *,
+        reason: str,
+        by: str,
+        force: bool = False,
+        attempt: int | None = None,
+    ) -> bool:
         """An operator's word that it did not run; whether there was something to clear.
 
-        Raises `HolderAlive` unless forced; forced, it is the one call that can cause a second
-        effect. Kept in the ledger with `by` and `reason`.
+        `attempt`: the one that was looked at; it is refused if another has begun since. Raises
+        `HolderAlive` unless forced; forced, it is the one call that can cause a second effect. Kept
+        in the ledger with `by` and `reason`.
         """
         key = self._intent_key(intent)
-        word = _word_of(by, reason, force)
+        word = _word_of(by, reason, force, attempt)
 
         def clear(view: View) -> rules.Decision:
             return rules.clear(view, intent, key, word, self.config)
@@ -960,6 +978,9 @@ def _seconds(seconds: float, name: str = "wait_seconds") -> float:
     return seconds
 
 
-def _word_of(by: str, reason: str, force: bool) -> records.Word:
+def _word_of(by: str, reason: str, force: bool, attempt: int | None) -> records.Word:
+    if attempt is not None and (type(attempt) is not int or attempt < 1):
+        raise ValueError(f"attempt is {attempt!r}; a number, 1 or more, is wanted")
     key = f"history/{os.urandom(16).hex()}"
-    return records.Word(key, check_name(by, what="by"), check_name(reason, what="reason"), force)
+    by, reason = check_name(by, what="by"), check_name(reason, what="reason")
+    return records.Word(key, by, reason, force, attempt)

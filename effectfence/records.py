@@ -41,6 +41,8 @@ class Word:
     by: str
     reason: str
     forced: bool = False
+    attempt: int | None = None
+    """The only attempt that it is about; `None`: whichever stands."""
 
 
 def open_body(claim: Claim, holder: Holder) -> bytes:

@@ -682,6 +682,8 @@ def settle(
     match does(Verb.SETTLE, state):
         case Does.NO_SUCH:
             return _refuse(errors.NoSuchIntent(intent=intent))
+        case _ if _is_of_another_attempt(body, word):
+            return _refuse(_another_attempt(intent, body, word))
         case Does.ALIVE if not word.forced:
             return _refuse(_alive(intent, state, "its holder may still be running it"))
         case Does.SAME_CERT:
@@ -727,6 +729,8 @@ def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceCon
     match does(Verb.CLEAR, state):
         case Does.NOTHING:
             return Decision(Said(False))
+        case _ if _is_of_another_attempt(body, word):
+            return _refuse(_another_attempt(intent, body, word))
         case Does.ALIVE if not word.forced:
             why = (
                 "it ran, and its outcome would be forgotten"
@@ -764,6 +768,17 @@ def clear(view: View, intent: str, intent_key: str, word: Word, config: FenceCon
 
 def _alive(intent: str, state: State, reason: str) -> errors.FenceError:
     return errors.HolderAlive(intent=intent, state=state.value, reason=reason)
+
+
+def _is_of_another_attempt(body: Mapping[str, Any], word: Word) -> bool:
+    return word.attempt is not None and word.attempt != body["attempt"]
+
+
+def _another_attempt(intent: str, body: Mapping[str, Any], word: Word) -> errors.FenceError:
+    reason = f"the word is about attempt {word.attempt}"
+    return errors.HolderAlive(
+        intent=intent, state=f"in attempt {body['attempt']} by now", reason=reason
+    )
 
 
 # --- what a reconciler may be asked about ---------------------------------------------------------

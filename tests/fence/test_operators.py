@@ -82,6 +82,32 @@ async def test_settling_what_is_done_is_a_repeated_commit(fence: EffectFence) ->
         assert caught.value.cert == cert
 
 
+async def test_a_word_about_one_attempt_is_not_taken_for_another(fence: EffectFence) -> None:
+    """What an operator looked at was cleared by somebody else meanwhile, and run anew."""
+    await unknown(fence)
+    looked_at = await fence.lookup("charge:o1")
+    assert looked_at is not None
+    assert await fence.clear("charge:o1", **WORD, attempt=looked_at.attempt)
+    await unknown(fence)
+    for force in (False, True):
+        for call in (fence.settle("charge:o1", 1, **WORD, attempt=1, force=force),
+                     fence.clear("charge:o1", **WORD, attempt=1, force=force)):  # fmt: skip
+            with pytest.raises(HolderAlive, match="in attempt 2 by now: the word is about att"):
+                await call
+    with pytest.raises(OutcomeUnknown):
+        await fence.prepare(asked())
+    assert (await fence.settle("charge:o1", 1, **WORD, attempt=2)).result == 1
+    with pytest.raises(HolderAlive, match="attempt 2 by now"):
+        await fence.settle("charge:o1", 1, **WORD, attempt=1)
+
+
+@pytest.mark.parametrize("attempt", [0, -1, 1.0, True, "1"])
+async def test_an_attempt_is_a_number(fence: EffectFence, attempt: object) -> None:
+    await unknown(fence)
+    with pytest.raises(ValueError, match=r"attempt is .*1 or more"):
+        await fence.clear("charge:o1", **WORD, attempt=attempt)  # type: ignore[arg-type]
+
+
 async def test_settle_wants_json_and_a_record(fence: EffectFence) -> None:
     with pytest.raises(NoSuchIntent):
         await fence.settle("charge:o1", 1, **WORD)
