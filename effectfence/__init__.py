@@ -53,9 +53,11 @@ if typing.TYPE_CHECKING:
         StillUnknown,
         UnknownEffect,
     )
+    from effectfence.threads import BlockingFence
 
 __all__ = [
     "Admission",
+    "BlockingFence",
     "CausalConflict",
     "CommitConflict",
     "CommitStale",
@@ -140,6 +142,7 @@ _HOMES = {
         "Replay",
     ),
     "reconcile": ("DidNotHappen", "Happened", "Reconciled", "StillUnknown", "UnknownEffect"),
+    "threads": ("BlockingFence",),
 }
 
 
@@ -149,6 +152,8 @@ def __getattr__(name: str) -> typing.Any:
         from importlib.metadata import version
 
         return version("effectfence-asyncio")
+    if name == "blocking":  # so that `import effectfence` is enough for `effectfence.blocking.open`
+        return importlib.import_module("effectfence.blocking")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(f"effectfence.{home}"), name)

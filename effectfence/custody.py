@@ -71,7 +71,7 @@ class Custody:
 
     def _forget_lapsed(self) -> None:
         now = time.monotonic()
-        for token, held in tuple(self.held.items()):
+        for token, held in list(self.held.items()):
             if held.lapses_at <= now:
                 self.held.pop(token, None)
 
@@ -126,7 +126,7 @@ class Custody:
 
     def _until_next_lapse(self) -> float:
         now = time.monotonic()
-        return max(0.0, min((h.lapses_at - now for h in self.held.values()), default=3600.0))
+        return max(0.0, min((h.lapses_at - now for h in list(self.held.values())), default=3600.0))
 
     def entered(self) -> None:
         """A `prepare` got its answer."""

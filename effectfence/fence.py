@@ -21,11 +21,10 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from effectfence import claims, errors, records, rules
 from effectfence.canonical import MAX_DEPTH, MAX_NAME_BYTES, Unencodable, check_name, encode
@@ -51,6 +50,9 @@ from effectfence.reconcile import Function, Reconciled, Reconciler, Reconcilers,
 from effectfence.stores.contract import Applied, Change, Record, Store, View
 from effectfence.stores.memory import MemoryStore
 from effectfence.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from effectfence.threads import BlockingFence
 
 _log = logging.getLogger("effectfence")
 
@@ -149,6 +151,13 @@ class EffectFence:
     @property
     def config(self) -> FenceConfig:
         return self._shared.config
+
+    @property
+    def blocking(self) -> BlockingFence:
+        """The same calls for synchronous code: for threads that run no event loop."""
+        from effectfence.threads import BlockingFence, Opened
+
+        return BlockingFence(Opened(self))
 
     # --- the protocol -----------------------------------------------------------------------------
 
@@ -501,7 +510,7 @@ class EffectFence:
         shared.closing = True
         shared.reconcilers.stop()
         await shared.custody.drain(drain_seconds)
-        left = [self._give_up(held) for held in tuple(shared.custody.held.values())]
+        left = [self._give_up(held) for held in list(shared.custody.held.values())]
         if left:
             await asyncio.wait([shared.custody.own(work) for work in left], timeout=_CLOSE_SECONDS)
         shared.closed = True
@@ -515,8 +524,7 @@ class EffectFence:
         shared = self._shared
         closing = shared.custody.own(shared.store.aclose())
         if shared.keeper is not None:
-            with ThreadPoolExecutor(1) as pool:
-                await asyncio.get_running_loop().run_in_executor(pool, shared.keeper.close)
+            await shared.keeper.aclose()
         done, _ = await asyncio.wait((closing,), timeout=_CLOSE_SECONDS)
         if not done:
             _log.warning("%s did not close within %g s", shared.store.name, _CLOSE_SECONDS)
@@ -865,6 +873,10 @@ class EffectFence:
         self._check_open()
         if self._shared.closing:
             raise errors.LedgerUnavailable(ledger=self._shared.store.name, reason="it is closing")
+
+    def _forked(self) -> bool:
+        """Whether this process is a child of the one that opened it."""
+        return self._shared.forks != _forks
 
     def _check_open(self) -> None:
         shared = self._shared

@@ -14,7 +14,7 @@ Invariants:
    does not answer, at most a tenth of a lease after it.
 4. A holder whose loop is closed can report no more: its lease runs out.
 5. `keep` returns when the thread runs, or raises why it does not and keeps nothing; it never waits
-   for a thread that failed. `close` returns when the thread has ended.
+   for a thread that failed. `aclose` returns when the thread has ended.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from effectfence.errors import FenceError, LedgerUnavailable
 from effectfence.models import PreparedEffect
+from effectfence.stores.watchers import wake
 
 _log = logging.getLogger("effectfence")
 
@@ -86,6 +87,8 @@ class Keeper:
         self._wake: asyncio.Event | None = None
         self._sleeps_until = 0.0
         self._closed = False
+        self._ended = False
+        self._ending: list[asyncio.Future[None]] = []
 
     def keep(
         self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: Lost
@@ -106,14 +109,21 @@ class Keeper:
         with self._lock:
             self._kept.discard(kept)
 
-    def close(self) -> None:
-        """End the thread; blocks until it did (it only ever waits for a renewal under way)."""
+    async def aclose(self) -> None:
+        """End the thread, and wait until it did (it only ever waits for a renewal under way).
+
+        Needs no other thread: when the interpreter ends, none can be started any more.
+        """
         with self._lock:
             self._closed = True
             thread = self._thread
             self._rouse()
-        if thread is not None:
-            thread.join()
+            if thread is None or self._ended:
+                return
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ending.append(future)
+        await future
+        thread.join()  # it has nothing left to do
 
     def _start(self) -> None:
         started, failed = threading.Event(), list[BaseException]()
@@ -144,6 +154,10 @@ class Keeper:
         with self._lock:
             if failed and self._thread is threading.current_thread():
                 self._thread = None  # the next `keep` starts another
+            self._ended = self._closed
+            ending, self._ending = self._ending, []
+        for future in ending:
+            wake(future)
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()

@@ -48,6 +48,7 @@ PAGE = [
     "LedgerCorrupt",
 ]
 ADDED = [
+    "BlockingFence",
     "DidNotHappen",
     "Happened",
     "Head",
@@ -146,7 +147,7 @@ def test_calls_take_what_the_page_says(name: str) -> None:
 
 def test_the_fence_has_no_other_public_method() -> None:
     public = {name for name in vars(EffectFence) if not name.startswith("_")}
-    assert public == {*SIGNATURES, "open", "config"}
+    assert public == {*SIGNATURES, "open", "config", "blocking"}
 
 
 @pytest.mark.parametrize("model", FIELDS, ids=lambda model: model.__name__)

@@ -89,7 +89,7 @@ async def test_the_first_lease_counts_from_before_the_claim_within_bounds(clock:
         kept = keeper.keep(aged, granting(clock), 9e6, Lost())
         dues[age] = kept.due - clock()
         keeper.drop(kept)
-    await asyncio.to_thread(keeper.close)
+    await keeper.aclose()
     assert dues["a second old"] == pytest.approx(3e6 - 1, abs=60)
     assert dues["by a clock that jumped ahead"] == 3e6
     assert dues["back"] == pytest.approx(3e6 - 1e6, abs=60)
@@ -193,7 +193,7 @@ async def test_a_keeper_whose_thread_died_starts_another(
     keeper._clock = clock
     keeper.keep(ticket, granting(clock), 9.0, Lost())
     assert keeper._thread is not first
-    await asyncio.to_thread(keeper.close)
+    await keeper.aclose()
 
 
 # --- telling the body -----------------------------------------------------------------------------

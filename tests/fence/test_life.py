@@ -150,7 +150,7 @@ async def test_a_fault_of_one_renewal_leaves_the_others_alone(
     await lost.wait()
     keeper.keep(ticket, works, 0.03, asyncio.Event())
     await renewed.wait()
-    await asyncio.to_thread(keeper.close)
+    await keeper.aclose()
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -172,7 +172,7 @@ async def test_a_ledger_that_is_away_for_a_moment_costs_no_lease() -> None:
     keeper.keep(await claimed(EffectFence()), flaky, 0.9, lost)
     await renewed.wait()
     assert not lost.is_set()
-    await asyncio.to_thread(keeper.close)
+    await keeper.aclose()
 
 
 async def test_a_ledger_that_stays_away_loses_the_lease() -> None:
@@ -185,7 +185,7 @@ async def test_a_ledger_that_stays_away_loses_the_lease() -> None:
     keeper.keep(await claimed(EffectFence()), away, 0.05, lost)
     await lost.wait()
     assert not keeper._kept
-    await asyncio.to_thread(keeper.close)
+    await keeper.aclose()
 
 
 # --- closing --------------------------------------------------------------------------------------
