@@ -48,6 +48,7 @@ from effectfence.stores.contract import (
     View,
 )
 from effectfence.stores.postgres_server import (
+    DRIVER_ERRORS,
     VERSION,
     Address,
     Link,
@@ -377,7 +378,7 @@ class _Session:
         earliest, waits = self._store.earliest(), self._store.waits
         try:
             rows = await link.fetch(self._address.timeout / 2, self._load_text[waits], keys)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except DRIVER_ERRORS:
             link.hang_up()
             return None
         finally:
@@ -626,7 +627,7 @@ class _Session:
                 problem = "a commit's wait for its synchronous standbys was cancelled"
                 certain = False
                 self._idle.append(link)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DRIVER_ERRORS as error:
                 certain = not sent or is_certain(error)
                 problem = self._after(error, link, certain)
             doubt = doubt or (writes and not certain)
@@ -701,7 +702,7 @@ class _Session:
                 raise address.unavailable(f"it may only be read ({why(error)})") from None
             self._store.epoch = (await look(link, address, seconds, known=True)).epoch
             await self._prepare(link)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DRIVER_ERRORS as error:
             if link is not None:
                 link.hang_up()
             raise address.unavailable(f"it can't be opened: {why(error)}") from None

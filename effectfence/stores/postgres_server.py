@@ -43,6 +43,15 @@ _SESSION: Final = {
     "jit": "off",
     "default_transaction_isolation": "read committed",
 }
+DRIVER_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""What a connection, an answer or the lack of one can raise; the last where a connection ends while
+the driver is between two of its own steps."""
 _CANCELLED_WAITS: Final = ("57014", "57P01")
 """What the server warns with when a commit no longer waits for its synchronous standbys."""
 

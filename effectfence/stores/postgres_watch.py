@@ -18,16 +18,16 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
-import asyncpg
-
 from effectfence.errors import LedgerUnavailable
 from effectfence.stores.contract import View
-from effectfence.stores.postgres_server import Address, Link, connect
+from effectfence.stores.postgres_server import DRIVER_ERRORS, Address, Link, connect
 
 _POLL_SECONDS: Final = 5.0
 """How often all watched records are looked at anyway."""
 _POOLED_POLL_SECONDS: Final = 0.25
 """The same where nobody can listen: behind a pooler that hands out transactions."""
+_AGAIN_SECONDS: Final = 0.5
+"""After which a connection that could not be had is asked for again."""
 _MOST_LOCKS: Final = 1000
 """Of this connection, in the server's table of locks. What is watched beyond that is polled."""
 _PAGE: Final = 100
@@ -82,14 +82,15 @@ class Watch:
         looked_at_all = loop.time()
         while self._waiters or self._locked:
             self._wake.clear()
-            await self._register()
+            known = await self._register()
             if loop.time() - looked_at_all >= self._poll:
                 self._unseen.update(dict.fromkeys(self._waiters))
                 looked_at_all = loop.time()
             await self._look_at_unseen()
             if self._waiters:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll * random.uniform(0.8, 1.0)):
+                    pause = self._poll if known else min(self._poll, _AGAIN_SECONDS)
+                    async with asyncio.timeout(pause * random.uniform(0.8, 1.0)):
                         await self._wake.wait()
 
     async def _look_at_unseen(self) -> None:
@@ -120,17 +121,17 @@ class Watch:
 
     # Being known to the server --------------------------------------------------------------------
 
-    async def _register(self) -> None:
-        """Have the server know what is watched, and no more. Without it there is the poll."""
+    async def _register(self) -> bool:
+        """Have the server know what is watched, and no more; whether it does."""
         if self._address.pooled:
-            return
+            return True
         if self._link is not None and self._link.is_closed:
             self._hang_up()
             self._unseen.update(dict.fromkeys(self._waiters))
         new = [key for key in self._waiters if key not in self._locked]
         old = [key for key in self._locked if key not in self._waiters]
         if not new and not old:
-            return
+            return True
         try:
             if self._link is None:
                 self._link = await self._listening()
@@ -141,8 +142,10 @@ class Watch:
             room = _MOST_LOCKS - len(self._locked)
             for page in _pages(new[: max(room, 0)]):
                 await self._lock(link, page)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except DRIVER_ERRORS:
             self._hang_up()
+            return False
+        return True
 
     async def _listening(self) -> Link:
         link = await connect(
@@ -165,18 +168,16 @@ class Watch:
             self._unseen[key] = None
 
     async def _unlock(self, link: Link, keys: list[str]) -> None:
-        numbers = []
-        for key in keys:
-            number = self._locked.pop(key)
-            numbers.append(number)
-            self._keys_of[number].discard(key)
-            if not self._keys_of[number]:
-                del self._keys_of[number]
         await link.fetch(
             self._address.timeout / 2,
             "SELECT pg_advisory_unlock_shared(number) FROM unnest($1::bigint[]) AS number",
-            numbers,
+            [self._locked[key] for key in keys],
         )
+        for key in keys:
+            number = self._locked.pop(key)
+            self._keys_of[number].discard(key)
+            if not self._keys_of[number]:
+                del self._keys_of[number]
 
     def _hang_up(self) -> None:
         if self._link is not None:
