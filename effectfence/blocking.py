@@ -17,9 +17,11 @@ from __future__ import annotations
 import os
 import threading
 
-from effectfence.background import background
+from effectfence.background import Ended, background
+from effectfence.errors import LedgerUnavailable
 from effectfence.fence import EffectFence, Opening
 from effectfence.models import FenceConfig
+from effectfence.stores.address import shown
 from effectfence.threads import BlockingEffect, BlockingFence, ask, refuse_event_loop
 
 __all__ = ["BlockingEffect", "BlockingFence", "open", "per_process"]
@@ -116,7 +118,10 @@ def _opened(opening: Opening) -> EffectFence:
         await fence.aclose(0.0)
 
     refuse_event_loop()
-    return ask(opening._open, undo=close)
+    try:
+        return ask(opening._open, undo=close)
+    except Ended as ended:
+        raise LedgerUnavailable(ledger=shown(opening._ledger), reason=str(ended)) from None
 
 
 _opening = threading.Lock()

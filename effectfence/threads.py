@@ -276,17 +276,36 @@ class BlockingFence:
                 background().start(Call(records.aclose))  # type: ignore[attr-defined]  # a generator
 
     def settle(
-        self, intent: str, result: Any, *, reason: str, by: str, force: bool = False
+        self,
+        intent: str,
+        result: Any,
+        *,
+        reason: str,
+        by: str,
+        force: bool = False,
+        attempt: int | None = None,
     ) -> EffectCert:
         """An operator's word that it did run, with this result; mints the certificate."""
-        fence = self._here()
-        settle = functools.partial(fence.settle, intent, result)
-        return self._see_through(lambda: settle(reason=reason, by=by, force=force))
+        settle = functools.partial(
+            self._here().settle,
+            intent, result, reason=reason, by=by, force=force, attempt=attempt,
+        )  # fmt: skip
+        return self._see_through(settle)
 
-    def clear(self, intent: str, *, reason: str, by: str, force: bool = False) -> bool:
+    def clear(
+        self,
+        intent: str,
+        *,
+        reason: str,
+        by: str,
+        force: bool = False,
+        attempt: int | None = None,
+    ) -> bool:
         """An operator's word that it did not run; whether there was something to clear."""
-        fence = self._here()
-        return self._see_through(lambda: fence.clear(intent, reason=reason, by=by, force=force))
+        clear = functools.partial(
+            self._here().clear, intent, reason=reason, by=by, force=force, attempt=attempt
+        )
+        return self._see_through(clear)
 
     def sweep(self) -> int:
         """Forget what has expired; how many records went."""

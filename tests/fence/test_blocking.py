@@ -255,6 +255,18 @@ def test_scopes_have_names_of_their_own(fence: BlockingFence) -> None:
         fence.scoped("")
 
 
+def test_the_calls_are_those_of_the_fence() -> None:
+    """But for life cycles, which have names of their own, and reconcilers, which are async."""
+    from tests.test_public_api import SIGNATURES, bare
+
+    here = {name for name in vars(BlockingFence) if not name.startswith("_")}
+    async_only = {"aclose", "reconciler", "reconcile", "reconciling"}
+    assert here == {*SIGNATURES, "config", "close", "within"} - async_only
+    for name in here & SIGNATURES.keys():
+        assert bare(getattr(BlockingFence, name)) == SIGNATURES[name]
+        assert getattr(BlockingFence, name).__doc__
+
+
 # --- threads and loops ----------------------------------------------------------------------------
 
 
