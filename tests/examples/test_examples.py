@@ -87,6 +87,21 @@ def test_a_reconciler_asks_stripe_what_two_dead_workers_did(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rig
+def test_a_celery_task_charges_once(tmp_path):
+    """Case 23: one message delivered six times; and a worker process killed in the middle."""
+    pytest.importorskip("celery", reason="needs Celery: pip install celery")
+    ran = run("examples.celery_charge", env={"TMPDIR": str(tmp_path)})
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "order 1: delivered 6 times, charged 1 time(s)",
+        "order 2: its worker was killed; redelivered, the answer is outcome_unknown",
+        "order 2: charged 1 time(s)",
+        "order 2: settled, delivered again, charged 1 time(s)",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["quickstart", "turf_war", "crash_and_restart"])
 def test_an_example_leaves_nothing_behind(name, tmp_path):
     ran = run(f"examples.{name}", env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
