@@ -252,6 +252,20 @@ class PostgresServer(Server):
             return False
         return True
 
+    def standby(self, port: int | None = None, **settings: str) -> PostgresServer:
+        """A new server that follows this one, by way of `port` where that is given."""
+        folder = server_folder("postgres")
+        follower = PostgresServer(folder, free_port(), settings)
+        where = f"host=127.0.0.1 port={port or self.port} user={self.user}"
+        plainly = "sslmode=disable gssencmode=disable"  # a test's proxy reads it
+        self.run("pg_basebackup", "-d", f"{where} {plainly}", "-D", str(follower.data), "-R",
+                 "-X", "stream", "-c", "fast", "--no-sync")  # fmt: skip
+        follower.start()
+        return follower
+
+    def promote(self) -> None:
+        self.sql("SELECT pg_promote(true, 60)")
+
     def stop(self) -> None:
         """An orderly, fast end."""
         if self._process is not None:

@@ -52,8 +52,6 @@ DRIVER_ERRORS: Final = (
 )
 """What a connection, an answer or the lack of one can raise; the last where a connection ends while
 the driver is between two of its own steps."""
-_CANCELLED_WAITS: Final = ("57014", "57P01")
-"""What the server warns with when a commit no longer waits for its synchronous standbys."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,11 @@ class Address:
     """Seconds after which an ask that was not answered is given up."""
     pooled: bool = False
     """Whether a pooler that hands out connections by the transaction is between."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether it names several servers, of which one is the primary."""
+        return "," in self.name.partition("?")[0] and "target_session_attrs" not in self.dsn
 
     @property
     def channel(self) -> str:
@@ -178,7 +181,10 @@ class Link:
             self._connection.terminate()
 
     def _noticed(self, _connection: Any, message: Any) -> None:
-        if message.sqlstate in _CANCELLED_WAITS:
+        """A commit that no longer waits for its standbys succeeds, with a warning. That has no code
+        of its own; but nothing else that is asked here comes with one."""
+        severity = getattr(message, "severity_en", None) or message.severity
+        if severity == "WARNING":
             self.doubtful = True
 
 
@@ -193,6 +199,7 @@ async def connect(address: Address, seconds: float, *, application: str = "effec
             timeout=seconds,
             server_settings=settings,
             **({"statement_cache_size": 0} if address.pooled else {}),
+            **({"target_session_attrs": "primary"} if address.is_one_of_several else {}),
         )
     return Link(connection)
 
@@ -201,7 +208,14 @@ def why(error: BaseException) -> str:
     """What the driver said, in one line, with the code that people can look up."""
     said = " ".join(str(error).split()) or type(error).__name__
     state = getattr(error, "sqlstate", None)
+    if state in _POOLED or "startup parameter" in said:
+        said += "; behind a pooler that hands out transactions, such as PgBouncer, ask it by "
+        said += "?pgbouncer=true"
     return f"{said} ({state})" if state else said
+
+
+_POOLED: Final = ("42P05", "26000")
+"""A prepared statement that is there already, or is not: another connection's."""
 
 
 def is_certain(error: BaseException) -> bool:
