@@ -591,7 +591,11 @@ class BlockingFencing(Fencing):
 # --- waiting --------------------------------------------------------------------------------------
 
 
-def ask(make: Callable[[], Coroutine[Any, Any, T]], *, undo: Callable[[T], Awaitable[object]]) -> T:
+def ask(
+    make: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    undo: Callable[[T], Awaitable[object]] | None = None,
+) -> T:
     """What it comes to. Interrupted, `undo` is called with what it came to nonetheless."""
     call = Call(make)
     try:

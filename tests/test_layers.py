@@ -44,6 +44,7 @@ LAYERS = (
     "effectfence.threads",
     "effectfence.fence",
     "effectfence.blocking",
+    "effectfence.testing",
     "effectfence.doctor",
     "effectfence.web.workers",
     "effectfence.web.idempotency",

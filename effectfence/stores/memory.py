@@ -24,6 +24,8 @@ class MemoryStore:
 
     name = "memory:"
     durable = False
+    writer = ""
+    """Noted on every record, for a store that plays several processes (`effectfence.testing`)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.epoch = secrets.token_hex(16)
@@ -48,7 +50,7 @@ class MemoryStore:
                 keys = dict.fromkeys(change.expect)
                 keys.update((put.key, None) for put in change.puts)
                 return View(now, table.view(keys, now))
-            written = table.write(change, now)
+            written = table.write(change, now, self.writer)
             if self._watchers.keys:
                 self._watchers.wake(written)
         return Applied(now, written)
