@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import stat
@@ -9,13 +10,15 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from effectfence import _native, records
 from effectfence.errors import LedgerCorrupt, LedgerUnavailable
 from effectfence.stores import machine
+from effectfence.stores.address import scheme_of, shown
 from effectfence.stores.file import verify
+from effectfence.stores.opening import ENGINES
 
 DISTRIBUTION = "effectfence-asyncio"
 _OTHER_PROJECT = "effectfence"
@@ -54,12 +57,14 @@ def version() -> str:
 
 
 def examine(ledger: str | None) -> Report:
-    """Look at the installation, and at `ledger` (a path or `memory:`) if one is named.
+    """Look at the installation, and at `ledger` (a path, `memory:` or a database's address) if one
+    is named.
 
     Raises `ValueError` for a kind of ledger that this version does not have.
     """
-    if ledger is not None and "://" in ledger:
-        raise ValueError(f"no store for {ledger.partition('://')[0]}:// in this version")
+    scheme = scheme_of(ledger or "")
+    if scheme and not _has_doctor(scheme):
+        raise ValueError(f"no store for {scheme}:// in this version")
     report = Report()
     report.facts.update(_installation())
     report.findings.extend(_installation_findings())
@@ -70,6 +75,8 @@ def examine(ledger: str | None) -> Report:
         report.facts["promise"] = (
             "one effect per intent within one process, for as long as it lives; forgotten with it"
         )
+    elif scheme:
+        _examine_database(ledger, scheme, report)
     else:
         _examine_file(os.path.abspath(ledger), report)
     return report
@@ -120,6 +127,29 @@ def _installation_findings() -> Iterator[Finding]:
             f"pip uninstall -y {_OTHER_PROJECT} {DISTRIBUTION} && pip install {DISTRIBUTION}",
             broken=True,
         )
+
+
+# --- a database -----------------------------------------------------------------------------------
+
+
+def _has_doctor(scheme: str) -> bool:
+    engine = ENGINES.get(scheme)
+    return engine is not None and find_spec(f"effectfence.stores.{engine[0]}_doctor") is not None
+
+
+def _examine_database(ledger: str, scheme: str, report: Report) -> None:
+    """What the engine's own module finds."""
+    engine = ENGINES[scheme][0]
+    try:
+        module = import_module(f"effectfence.stores.{engine}_doctor")
+    except ModuleNotFoundError as error:
+        report.facts["ledger"] = shown(ledger)
+        mend = f"pip install '{DISTRIBUTION}[{engine}]'"
+        report.findings.append(Finding(f"{error.name} is not installed", mend, broken=True))
+        return
+    facts, words = asyncio.run(module.examine(ledger))
+    report.facts.update(facts)
+    report.findings.extend(Finding(*word) for word in words)
 
 
 # --- a ledger file --------------------------------------------------------------------------------

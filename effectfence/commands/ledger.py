@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from effectfence import records
 from effectfence.canonical import strict_decode
+from effectfence.commands import ledger_init
 from effectfence.commands.printing import WrongUse, print_facts, print_json, printable, say
 from effectfence.errors import LedgerUnavailable
 from effectfence.fence import EffectFence
@@ -34,6 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_looking(verbs)
     _add_saying(verbs)
+    ledger_init.add(verbs)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -157,7 +159,7 @@ def _existing(ledger: str) -> str:
 
 
 def _size(path: str) -> int:
-    return os.path.getsize(path)
+    return 0 if "://" in path else os.path.getsize(path)
 
 
 def _open(ledger: str, options: argparse.Namespace) -> _Opened:
