@@ -2,10 +2,14 @@
 
     python -m bench.storm
     python -m bench.storm --ledger storm.jsonl --processes 4
+    python -m bench.storm --ledger postgresql://… --processes 8 --mode distinct
 
 Forty waves of 25 racers, each wave let go behind a barrier, all with the same intent. The charges
 are counted by an effect log that the fake payment provider writes (`EffectLog`), never by the
 fence. Exit 0: one charge. 1: any other number, or a worker died. 2: wrong use.
+
+With `--mode distinct` every attempt is another action on the same order: all of them are to run,
+nobody is refused for his neighbours, and the order's numbers have no gap.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Protocol
@@ -39,6 +43,7 @@ from effectfence import (
     Refused,
     Replay,
 )
+from effectfence.stores.address import shown
 
 INTENT: Final = "charge:order-777"
 CENTS: Final = 4_900
@@ -69,6 +74,8 @@ class Plan:
     processes: int = 1
     threads: int = 1
     """In each process; each with an event loop of its own."""
+    distinct: str = ""
+    """What the intents of this run begin with where each attempt is an action of its own."""
 
     @property
     def attempts(self) -> int:
@@ -87,6 +94,7 @@ class Tally:
     served: int = 0
     stood_down: int = 0
     hashes: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     started: float = 0.0
     ended: float = 0.0
 
@@ -101,9 +109,15 @@ class Result:
     certificates: int
     """Different certificates seen; one, if all is well."""
     elapsed_seconds: float
+    distinct: bool = False
+    gaps: int = 0
+    """Numbers of the order that nobody got, between the first and the last."""
 
     @property
     def held(self) -> bool:
+        if self.distinct:
+            ran = self.executions == self.certificates == self.attempts
+            return ran and not (self.served or self.stood_down or self.gaps)
         told = self.executions + self.served + self.stood_down
         return self.executions == 1 and self.certificates == 1 and told == self.attempts
 
@@ -115,9 +129,9 @@ class Result:
 # --- one racer ------------------------------------------------------------------------------------
 
 
-def charge_request(agent: str) -> EffectRequest:
+def charge_request(agent: str, intent: str = INTENT) -> EffectRequest:
     return EffectRequest(
-        intent=INTENT,
+        intent=intent,
         domain="order:777",
         tool="charge_card",
         args={"order": 777, "amount_cents": CENTS},
@@ -133,9 +147,14 @@ async def charge_card(prepared: PreparedEffect, log: EffectLog) -> dict[str, str
 
 
 async def race(
-    fence: EffectFence, agent: str, go: asyncio.Event, log: EffectLog, tally: Tally
+    fence: EffectFence,
+    agent: str,
+    go: asyncio.Event,
+    log: EffectLog,
+    tally: Tally,
+    intent: str = INTENT,
 ) -> None:
-    request = charge_request(agent)
+    request = charge_request(agent, intent)
     await go.wait()
     try:
         admission = await fence.prepare(request)
@@ -146,6 +165,7 @@ async def race(
         case Fresh(prepared):
             cert = await fence.commit(prepared, await charge_card(prepared, log))
             tally.winners += 1
+            tally.numbers.append(cert.seq)
         case Replay(cert):
             tally.served += 1
     if not cert.verify():
@@ -171,7 +191,8 @@ async def ride(
         go = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for racer in mine:
-                group.create_task(race(fence, f"agent-{racer}", go, log, tally))
+                intent = f"{plan.distinct}{wave}-{racer}" if plan.distinct else INTENT
+                group.create_task(race(fence, f"agent-{racer}", go, log, tally, intent))
             await asyncio.sleep(0)  # every racer stands at the barrier
             if barrier is not None:
                 await asyncio.to_thread(barrier.wait, _WAVE_SECONDS)
@@ -233,7 +254,8 @@ def run_storm(plan: Plan) -> Result:
     """Run it. Raises `AlreadyCharged`, `StormBroken`, or what the ledger raises at opening."""
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         log_path = os.path.join(folder, "charges.log")
-        if plan.ledger != MEMORY and os.path.exists(plan.ledger):
+        known = "://" in plan.ledger or os.path.exists(plan.ledger)
+        if plan.ledger != MEMORY and known and not plan.distinct:
             asyncio.run(_check_uncharged(plan.ledger))
         if plan.processes == 1:
             tallies = asyncio.run(run_process(plan, 0, log_path, None))
@@ -250,8 +272,8 @@ async def _check_uncharged(ledger: str) -> None:
         known = await fence.lookup(INTENT)
     if known is not None:
         raise AlreadyCharged(
-            f"{ledger} already knows {INTENT!r} ({known.state}), so the fence would let nobody "
-            "charge it: name a ledger that does not exist yet"
+            f"{shown(ledger)} already knows {INTENT!r} ({known.state}), so the fence would let "
+            "nobody charge it: name a ledger that does not exist yet"
         )
 
 
@@ -263,7 +285,14 @@ def _sum(plan: Plan, tallies: list[Tally], executions: int) -> Result:
         stood_down=sum(tally.stood_down for tally in tallies),
         certificates=len({one for tally in tallies for one in tally.hashes}),
         elapsed_seconds=max(t.ended for t in tallies) - min(t.started for t in tallies),
+        distinct=bool(plan.distinct),
+        gaps=_gaps([number for tally in tallies for number in tally.numbers]),
     )
+
+
+def _gaps(numbers: list[int]) -> int:
+    """Numbers between the first and the last that nobody got, or that several got."""
+    return max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
 
 
 def _run_processes(plan: Plan, log_path: str) -> list[Tally]:
@@ -378,15 +407,21 @@ def tell(plan: Plan, result: Result) -> str:
         f"  told to stand down    : {result.stood_down:>6,}",
         f"  elapsed               : {_duration(result.elapsed_seconds):>6}",
         "",
-        f"  💰 double-charges prevented this run: ${result.prevented_cents / 100:,.2f}",
+        _told_last(result),
         f"  {paint(_verdict(result), good)}",
         "",
     ]
     return "\n".join(lines)
 
 
+def _told_last(result: Result) -> str:
+    if result.distinct:
+        return f"  numbers of order #777 that are missing: {result.gaps}"
+    return f"  💰 double-charges prevented this run: ${result.prevented_cents / 100:,.2f}"
+
+
 def _where(plan: Plan) -> str:
-    ledger = "in memory" if plan.ledger == MEMORY else f"on {plan.ledger}"
+    ledger = "in memory" if plan.ledger == MEMORY else f"on {shown(plan.ledger)}"
     workers = [f"{plan.waves:,} waves of {plan.racers:,} racers"]
     if plan.processes > 1:
         workers.append(f"{plan.processes} processes")
@@ -400,6 +435,10 @@ def _duration(seconds: float) -> str:
 
 
 def _verdict(result: Result) -> str:
+    if result.distinct and result.held:
+        return "✅ EVERY action ran, once; nobody was refused; no number is missing."
+    if result.distinct:
+        return f"❌ FENCE FAILURE ({result.executions} executions, {result.gaps} gaps)."
     if result.held:
         return "✅ ONE execution. Every other attempt was fenced, replayed, or refused."
     if result.executions == 1:
@@ -413,7 +452,7 @@ def tell_json(plan: Plan, result: Result) -> str:
             **asdict(result),
             "prevented_cents": result.prevented_cents,
             "held": result.held,
-            **asdict(plan),
+            **asdict(replace(plan, ledger=shown(plan.ledger))),
         }
     )
 
@@ -453,8 +492,10 @@ def _failed(sentence: str, code: int) -> int:
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
     ledger = MEMORY if options.ledger in ("memory", MEMORY) else options.ledger
     plan = Plan(options.racers, options.waves, ledger, options.processes, options.threads)
+    if options.mode == "distinct":
+        plan = replace(plan, distinct=f"charge:{os.urandom(6).hex()}-")
     if plan.ledger == MEMORY and plan.processes > 1:
-        parser.error("several processes need a ledger they can share: --ledger PATH")
+        parser.error("several processes need a ledger they can share: --ledger PATH or URL")
     if plan.racers < plan.workers:
         parser.error(f"{plan.racers} racers can't be shared out among {plan.workers} workers")
     return plan
@@ -469,7 +510,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--racers", type=_count, default=25, help="per wave (25)")
     parser.add_argument("--waves", type=_count, default=40, help="one after the other (40)")
     parser.add_argument(
-        "--ledger", default="memory", metavar="memory|PATH", help="where it remembers (memory)"
+        "--ledger", default="memory", metavar="memory|PATH|URL", help="where it remembers (memory)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("one", "distinct"),
+        default="one",
+        help="all attempts are one action, or each is one of its own on the same order (one)",
     )
     parser.add_argument(
         "--processes", type=_count, default=1, metavar="N", help="that share the ledger (1)"

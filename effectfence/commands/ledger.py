@@ -17,6 +17,7 @@ from effectfence.commands.printing import WrongUse, print_facts, print_json, pri
 from effectfence.errors import LedgerUnavailable
 from effectfence.fence import EffectFence
 from effectfence.models import EffectCert, IntentRecord
+from effectfence.stores.address import shown
 from effectfence.stores.file import FileStore, verify
 
 _STATES: Final = ("in_flight", "expired", "unknown", "done", "cleared")
@@ -71,7 +72,7 @@ async def _show(options: argparse.Namespace) -> int:
     async with _open(ledger, options) as fence:
         record = await fence.lookup(intent)
     if record is None:
-        return say(f"nothing is recorded for {intent!r} in {ledger}", 1)
+        return say(f"nothing is recorded for {intent!r} in {shown(ledger)}", 1)
     if options.json:
         print_json(record.model_dump(mode="json"))
     else:
@@ -91,7 +92,7 @@ async def _stats(options: argparse.Namespace) -> int:
     counted |= {"scoped_elsewhere": counted["intents"] - states.total(), **states}
     counted["bytes"] = _size(ledger)
     if options.json:
-        print_json({"path": ledger, **counted})
+        print_json({"path": shown(ledger), **counted})
     else:
         print_facts({name.replace("_", " "): f"{count:,}" for name, count in counted.items()})
     return 0
@@ -118,7 +119,7 @@ async def _clear(options: argparse.Namespace) -> int:
             intent, reason=options.reason, by=options.by, force=options.force
         )
     if not cleared:
-        return say(f"nothing is recorded for {intent!r} in {ledger}; nothing changed", 1)
+        return say(f"nothing is recorded for {intent!r} in {shown(ledger)}; nothing changed", 1)
     print(f"cleared: {printable(intent)} did not run, and may be run again")
     return 0
 
@@ -223,7 +224,7 @@ def _cert_facts(cert: EffectCert | None) -> dict[str, str]:
 
 
 def _what_to_do(ledger: str, intent: str) -> str:
-    rest = f"{printable(ledger)} {printable(intent)!r}"
+    rest = f"{printable(shown(ledger))} {printable(intent)!r}"
     return (
         "\nLook at the tool's own records. If it ran:\n"
         f"  effectfence ledger settle {rest} --result JSON --by YOU --reason HOW_YOU_KNOW\n"

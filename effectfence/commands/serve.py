@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from effectfence.commands.printing import WrongUse, printable
 from effectfence.fence import EffectFence
 from effectfence.models import FenceConfig
+from effectfence.stores.address import shown
 
 if TYPE_CHECKING:
     from effectfence.mcp.http import Address, Keys
@@ -107,7 +108,7 @@ async def _on_http(ledger: str, config: FenceConfig, options: argparse.Namespace
         raise
     if made is not None:
         _tell(f"bearer token, made for this run and not shown again: {made}")
-    _tell(f"serving http://{address}{PATH} on the ledger {ledger}")
+    _tell(f"serving http://{address}{PATH} on the ledger {shown(ledger)}")
     settings = security(address, options.allow_host)
     most = options.max_request_bytes
     return _end(await serve_http(fence, listening, keys, settings, stop, most))

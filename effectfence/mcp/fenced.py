@@ -49,6 +49,7 @@ from effectfence.models import (
     Fresh,
     without,
 )
+from effectfence.stores.address import shown
 from effectfence.templates import Template
 
 INTENT: Final = "effectfence/intent"
@@ -103,7 +104,8 @@ class FencedCalls:
     ) -> None:
         self._fence = fence if scope is None else fence.scoped(scope)
         self._forward = forward
-        self._where = f"{ledger} {{}}" if scope is None else f"{ledger} {{}} --scope {scope}"
+        where = shown(ledger)
+        self._where = f"{where} {{}}" if scope is None else f"{where} {{}} --scope {scope}"
         self._flights: dict[str, Flight] = {}
         self.closed = False
         """Whether the ledger closed itself: it has to be opened anew."""

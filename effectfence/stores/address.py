@@ -22,7 +22,9 @@ def scheme_of(ledger: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The address without credentials, for messages and names."""
+    """The address without credentials, for messages and names; a path as it is."""
+    if "://" not in url:
+        return url
     scheme, _, rest = url.partition("://")
     before_query, _, query = rest.partition("?")
     place = before_query.rpartition("@")[2]
