@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -289,3 +291,15 @@ async def test_a_driver_error_on_the_way_is_told_as_such(url: str) -> None:
     await store.aclose()
     with pytest.raises(LedgerUnavailable, match="closed"):
         await store.load(["a"])
+
+
+def test_the_page_names_every_option_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "postgres.md").read_text("utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    plain = parse("postgresql://h/d")
+    assert told == {
+        "schema": plain.schema,
+        "pool": str(plain.pool),
+        "timeout": f"{plain.timeout:g}",
+        "pgbouncer": str(plain.pooled).lower(),
+    }
