@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,21 @@ def recorded(ledger: Path) -> IntentRecord:
 def effects(ledger: Path) -> int:
     log = ledger.with_suffix(".effects")
     return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_program_of_the_page_runs_twice(number: int, tmp_path: Path) -> None:
+    """The second run finds what the first one left behind."""
+    page = (ROOT / "docs" / "blocking.md").read_text("utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    assert len(programs) == 4
+    for _ in range(2):
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", "-c", programs[number]],
+            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_what_is_held_at_exit_is_recorded_as_unknown(ledger: Path) -> None:
