@@ -616,7 +616,7 @@ class _Session:
                 seconds = max(min(deadline - self._loop.time(), self._address.timeout / 2), 0.05)
                 sent = True
                 if writes:
-                    patience = int(seconds * 800)
+                    patience = int(seconds * 500)  # well before we hang up, so that it is certain
                     earliest = self._store.earliest()
                     rows = await link.fetch(seconds, statement, earliest, patience, doubt, *values)
                 else:

@@ -164,7 +164,7 @@ async def test_a_hot_domain_refuses_nobody_and_leaves_no_gap(url: str) -> None:
 async def test_contention_beyond_the_bound_is_an_error_that_says_so(
     postgres_server: PostgresServer, url: str
 ) -> None:
-    store = await PostgresStore.open(f"{url}&timeout=0.6")
+    store = await PostgresStore.open(f"{url}&timeout=2")
     schema = store.address.schema
     holder = await asyncpg.connect(postgres_server.url)
     await holder.execute(f"SELECT pg_advisory_lock({schema}.lock_of('held'))")
@@ -197,6 +197,40 @@ async def test_keys_are_locked_in_one_order_whatever_order_they_are_named_in(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
     assert rows[0][0] == 0
+
+
+async def test_what_is_compared_can_not_change_meanwhile(
+    store: PostgresStore, elsewhere: PostgresStore
+) -> None:
+    """Each of two writes only where the other has not: never both."""
+    for n in range(80):
+        x, y = f"x{n}", f"y{n}"
+        answers = await asyncio.gather(
+            store.swap(Change({x: ABSENT, y: ABSENT}, (Put(x, tag="t"),))),
+            elsewhere.swap(Change({x: ABSENT, y: ABSENT}, (Put(y, tag="t"),))),
+        )
+        assert sum(isinstance(answer, Applied) for answer in answers) == 1
+
+
+async def test_no_call_overtakes_one_before_it_that_names_its_key(
+    postgres_server: PostgresServer, store: PostgresStore
+) -> None:
+    """The first is held up on the server before it has locked what the others name."""
+    holder = await asyncpg.connect(postgres_server.url)
+    await holder.execute(f"SELECT pg_advisory_lock({store.address.schema}.lock_of('0'))")
+    first = asyncio.create_task(store.swap(Change({}, (Put("0"), Put("a", tag="t")))))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    second = asyncio.create_task(
+        store.swap(Change({"a": Expect(tag="t")}, (Put("a", tag="u"),)))  # type: ignore[arg-type]
+    )
+    seen = asyncio.create_task(store.load(["a"]))  # type: ignore[arg-type]
+    assert isinstance(await store.swap(put("b", "t")), Applied), "others go their way"
+    assert not any(call.done() for call in (first, second, seen))
+    await holder.close()
+    assert isinstance(await first, Applied)
+    assert isinstance(await second, Applied)
+    assert (await seen).records["a"].tag == "u"
+    await store.load(["a"])
 
 
 async def test_a_fact_that_many_compare_is_no_queue(
@@ -235,9 +269,12 @@ async def test_a_server_whose_clock_is_set_back_neither_frees_nor_keeps_for_ever
     url, tell = postgres_server.schema_with_clock()
     tell(10_000.0)
     store = await PostgresStore.open(url, monotonic=clock)
-    await store.swap(Change({}, (Put("lease", expires_in=30.0),)))
+    await store.swap(Change({}, (Put("lease", expires_in=30.0), Put("over", expires_in=0.0))))
     tell(10_000.0 - 3600.0)
     fresh = await PostgresStore.open(url, monotonic=clock)
+    answer = await fresh.swap(Change({"over": ABSENT}, (Put("over"),)))
+    assert isinstance(answer, Applied), "what is over is over"
+    assert answer.now >= 10_000.0
     for one in (store, fresh):
         assert (await one.load(["lease"])).now >= 10_000.0, "no record is younger than now"
     clock.advance(29.0)

@@ -18,6 +18,8 @@ from effectfence import (
     PreparedEffect,
     Replay,
 )
+from effectfence.stores.contract import Change, Put
+from effectfence.stores.postgres import PostgresStore
 from tests.conftest import asked, claimed
 from tests.engines import PostgresServer
 from tests.remote.opened import opened
@@ -132,6 +134,19 @@ async def report(fence: EffectFence, prepared: PreparedEffect, verb: str) -> Any
     if verb in ("abort", "release"):
         return await getattr(fence, verb)(prepared, "the line went dead")
     return await (fence.commit(prepared, 1) if verb == "commit" else fence.heartbeat(prepared))
+
+
+async def test_whether_it_was_written_is_said_where_it_is_known(proxy: Proxy, url: str) -> None:
+    store = await PostgresStore.open(through(proxy, url, timeout=0.5))
+    proxy.silent = True  # it goes out, and nobody knows whether it arrives
+    with pytest.raises(LedgerUnavailable) as caught:
+        await store.swap(Change({}, (Put("a", tag="t"),)))
+    assert caught.value.ran is None
+    with pytest.raises(LedgerUnavailable) as caught:  # by now there is no line to send it on
+        await store.swap(Change({}, (Put("a", tag="t"),)))
+    assert caught.value.ran is False
+    proxy.silent = False
+    await store.aclose()
 
 
 async def test_a_line_that_falls_silent_is_given_up_and_never_used_again(
