@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "serve": "the fence as an MCP server, over stdio or streamable HTTP",
     "wrap": "the fence in front of any MCP server",
     "probe": "does this MCP server fire twice?",
+    "scan": "which tools of an MCP server could fire twice, read from its source",
     "demo": "twelve agents, one charge: raw, then fenced",
     "ledger": "the operator's hands, safe on a ledger in use",
     "doctor": "what is installed, which core is active, what the ledger promises here",

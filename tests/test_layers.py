@@ -53,6 +53,34 @@ LAYERS = (
     "effectfence.web.asgi",
     "effectfence.web.aiohttp",
     "effectfence.commands.printing",
+    "effectfence.scan.parse",
+    "effectfence.scan.ir",
+    "effectfence.scan.lower_python",
+    "effectfence.scan.lower_javascript",
+    "effectfence.scan.program",
+    "effectfence.scan.values",
+    "effectfence.scan.natives",
+    "effectfence.scan.machine",
+    "effectfence.scan.model",
+    "effectfence.scan.words",
+    "effectfence.scan.statements",
+    "effectfence.scan.commands_run",
+    "effectfence.scan.writes",
+    "effectfence.scan.guards",
+    "effectfence.scan.retries",
+    "effectfence.scan.hints",
+    "effectfence.scan.declared",
+    "effectfence.scan.effects",
+    "effectfence.scan.files",
+    "effectfence.scan.scan",
+    "effectfence.scan.findings",
+    "effectfence.scan.suppress",
+    "effectfence.scan.packages",
+    "effectfence.scan.baseline",
+    "effectfence.scan.report_text",
+    "effectfence.scan.report_json",
+    "effectfence.scan.sarif",
+    "effectfence.scan.badge",
     "effectfence.mcp.wire",
     "effectfence.mcp.pipes",
     "effectfence.mcp.child",
@@ -76,6 +104,7 @@ LAYERS = (
     "effectfence.commands.serve",
     "effectfence.commands.wrap",
     "effectfence.commands.probe",
+    "effectfence.commands.scan",
     "effectfence.commands.demo",
     "effectfence.cli",
     "effectfence.__main__",
@@ -136,6 +165,13 @@ def test_imports_point_up_the_list(module: str) -> None:
 def test_stores_know_nothing_of_intents(module: str) -> None:
     named = {name.rpartition(".")[2] for name in ours(FILES[module])}
     assert not named & set(KNOWS_NOTHING_OF_INTENTS)
+
+
+@pytest.mark.parametrize("module", [name for name in LAYERS if ".scan." in name])
+def test_the_scanner_stands_alone(module: str) -> None:
+    assert all(
+        name.startswith("effectfence.scan.") for name in ours(FILES[module]) if name in FILES
+    )
 
 
 @pytest.mark.parametrize("module", ["claims", "records", "rules"])
