@@ -53,6 +53,7 @@ LAYERS = (
     "effectfence.web.asgi",
     "effectfence.web.aiohttp",
     "effectfence.commands.printing",
+    "effectfence.scan.tables",
     "effectfence.scan.parse",
     "effectfence.scan.ir",
     "effectfence.scan.lower_python",
