@@ -83,9 +83,7 @@ class Call(Generic[T]):
         if isinstance(self.error, asyncio.CancelledError):
             raise Ended("the interpreter is ending") from None
         if isinstance(self.error, FenceError):
-            self.error.__traceback__ = (
-                None  # it says all there is to say; the frames are the loop's
-            )
+            self.error.__traceback__ = None  # it says all there is; the frames are the loop's
         raise self.error
 
     # --- the loop ---------------------------------------------------------------------------------

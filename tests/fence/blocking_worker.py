@@ -100,14 +100,17 @@ def race_in_forks(ledger: Path) -> None:
 
 
 def fork_after_opening(ledger: Path) -> None:
-    fence = blocking.open(ledger)
+    fence, each = blocking.open(ledger), blocking.per_process(ledger)
     fence.run(CHARGE, take_effect, ledger)
+    each.run(CHARGE, take_effect, ledger)
 
     def child() -> None:
         with pytest.raises(LedgerUnavailable, match="opened before a fork") as refused:
             fence.prepare(CHARGE)
         assert refused.value.ran is False
         fence.close()  # nothing of ours
+        assert each.run(CHARGE, take_effect, ledger).result == {"charge": os.getppid()}
+        each.close()
         with blocking.open(ledger) as own:
             assert own.run(CHARGE, take_effect, ledger).result == {"charge": os.getppid()}
 

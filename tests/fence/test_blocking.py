@@ -396,6 +396,32 @@ def test_a_fault_does_not_end_the_background_loop(fence: BlockingFence) -> None:
     assert fence.run(asked(), lambda: 1).result == 1
 
 
+async def test_a_call_begins_once_and_never_after_it_was_taken_back() -> None:
+    begun: list[int] = []
+
+    async def begin() -> int:
+        begun.append(1)
+        return 7
+
+    running: set[asyncio.Task[None]] = set()
+    call = background.Call(begin)
+    call.begin(running)
+    call.begin(running)
+    await asyncio.wait(set(running))
+    undone: list[int] = []
+
+    async def undo(value: int) -> None:
+        undone.append(value)
+
+    await call.take_back(undo)
+    assert (begun, undone, call.result()) == ([1], [7], 7)
+    late = background.Call(begin)
+    await late.take_back(undo)
+    late.begin(running)
+    await asyncio.sleep(0)
+    assert (begun, undone, running) == ([1], [7], set())
+
+
 # --- what is refused before anything runs ---------------------------------------------------------
 
 

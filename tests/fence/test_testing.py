@@ -21,6 +21,7 @@ from effectfence import (
     Replay,
     testing,
 )
+from effectfence.stores.memory import MemoryStore
 from tests.conftest import asked
 
 ROOT = Path(__file__).parents[2]
@@ -116,22 +117,27 @@ async def test_a_death_leaves_what_a_death_leaves(staged: EffectFence) -> None:
     assert isinstance(open_ticket, Fresh)
     with pytest.raises(testing.ProcessDied), testing.die_before_the_commit(staged):
         await staged.run(asked(), lambda: 1)
+    unknown = [record.intent async for record in staged.intents("unknown")]
+    assert sorted(unknown) == ["charge:o1", "open"]
     for fence in (staged, testing.another(staged)):
         assert isinstance(await fence.prepare(asked("done", domain="done")), Replay)
         for intent, domain in (("open", "open"), ("charge:o1", "order:o1")):
             with pytest.raises(OutcomeUnknown):
                 await fence.prepare(asked(intent, domain=domain))
-    unknown = [record.intent async for record in staged.intents("unknown")]
-    assert sorted(unknown) == ["charge:o1", "open"]
 
 
-async def test_another_process_is_not_hurt_by_a_death(staged: EffectFence) -> None:
+async def test_a_death_is_of_one_process_and_of_its_past(staged: EffectFence) -> None:
     other = testing.another(staged)
     ticket = await other.prepare(asked("other", domain="other"))
     assert isinstance(ticket, Fresh)
     with pytest.raises(testing.ProcessDied), testing.die_before_the_commit(staged):
         await staged.run(asked(), lambda: 1)
+    restarted = await staged.prepare(asked("new", domain="new"))
+    assert isinstance(restarted, Fresh)
+    in_flight = [record.intent async for record in staged.intents("in_flight")]
+    assert sorted(in_flight) == ["new", "other"]
     assert (await other.commit(ticket.prepared, 7)).result == 7
+    assert (await staged.commit(restarted.prepared, 8)).result == 8
 
 
 async def test_a_lost_commit_is_recorded_once(staged: EffectFence) -> None:
@@ -139,13 +145,25 @@ async def test_a_lost_commit_is_recorded_once(staged: EffectFence) -> None:
     with pytest.raises(LedgerUnavailable) as lost, testing.lose_the_answer(staged):
         await staged.run(asked(), effects.counted(lambda: 7))
     assert (lost.value.ran, lost.value.result) == (True, 7)
+    record = await staged.lookup("charge:o1")
+    assert record is not None
+    assert record.state == "done"
     cert = await staged.commit(lost.value.prepared, 7)
     assert await staged.prepare(asked()) == Replay(cert)
     assert effects.count("charge:o1") == effects.count() == 1
 
 
-def test_whoever_waits_for_a_lease_notices_that_time_passed() -> None:
-    clock = testing.Clock()
+def test_whoever_waits_for_a_lease_notices_that_time_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, waits = testing.Clock(), threading.Event()
+    real = MemoryStore.changed
+
+    async def changed(store: MemoryStore, key: str, tag: str, seconds: float) -> None:
+        waits.set()
+        await real(store, key, tag, seconds)
+
+    monkeypatch.setattr(MemoryStore, "changed", changed)
     with testing.new_fence(FenceConfig(on_lease_expiry="takeover"), clock=clock) as fence:
         assert isinstance(fence.blocking.prepare(asked()), Fresh)
         got: list[object] = []
@@ -153,6 +171,7 @@ def test_whoever_waits_for_a_lease_notices_that_time_passed() -> None:
             target=lambda: got.append(fence.blocking.prepare(asked(), wait_seconds=100))
         )
         waiting.start()
+        waits.wait()
         clock.advance(61)
         waiting.join()
         assert isinstance(got[0], Fresh)
