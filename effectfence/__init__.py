@@ -44,6 +44,7 @@ if typing.TYPE_CHECKING:
         Observation,
         PreparedEffect,
         ReadSetEntry,
+        RecordedWord,
         Replay,
     )
     from effectfence.reconcile import (
@@ -89,6 +90,7 @@ __all__ = [
     "ReadSetEntry",
     "ReadSetStale",
     "Reconciled",
+    "RecordedWord",
     "Refused",
     "Replay",
     "ResultNotRecorded",
@@ -139,6 +141,7 @@ _HOMES = {
         "Observation",
         "PreparedEffect",
         "ReadSetEntry",
+        "RecordedWord",
         "Replay",
     ),
     "reconcile": ("DidNotHappen", "Happened", "Reconciled", "StillUnknown", "UnknownEffect"),

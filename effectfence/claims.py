@@ -98,6 +98,30 @@ def key(kind: str, name: str, scope: str) -> str:
     return f"{kind}@{scope}/{name}" if scope else f"{kind}/{name}"
 
 
+def scope_of(key: str) -> str:
+    """The scope that a key is of; empty for none."""
+    return key.split("/", 1)[0].partition("@")[2]
+
+
+def within(scope: str, outer: str) -> bool:
+    """Whether a scope is another, or nested in it."""
+    return not outer or scope == outer or scope.startswith(outer + "@")
+
+
+def scope_names(scope: str) -> tuple[str, ...]:
+    """The names given to `fence.scoped`, outermost first."""
+    return tuple(map(_unquoted, scope.split("@"))) if scope else ()
+
+
+def quoted(name: str) -> str:
+    """A scope's name as it stands in keys: neither `/` nor `@` is left in it."""
+    return name.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
+
+
+def _unquoted(name: str) -> str:
+    return name.replace("%40", "@").replace("%2F", "/").replace("%25", "%")
+
+
 def claim_of(request: EffectRequest, config: FenceConfig, scope: str = "") -> Claim:
     """Work out what the gates ask for; nothing of it depends on the ledger."""
     said = request.__dict__

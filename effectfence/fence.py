@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, get_args
 
 from effectfence import claims, errors, records, rules
 from effectfence.canonical import MAX_DEPTH, MAX_NAME_BYTES, Unencodable, check_name, encode
@@ -41,13 +41,16 @@ from effectfence.models import (
     Fresh,
     Head,
     IntentRecord,
+    IntentState,
     Observation,
     PreparedEffect,
     ReadSetEntry,
+    RecordedWord,
     Replay,
 )
 from effectfence.reconcile import Function, Reconciled, Reconciler, Reconcilers, Reconciling
 from effectfence.stores.contract import Applied, Change, Record, Store, View
+from effectfence.stores.follow import follow
 from effectfence.stores.memory import MemoryStore
 from effectfence.stores.opening import open_store
 
@@ -68,6 +71,8 @@ _COUNTER_OF: Final[dict[type[errors.FenceError], str]] = {
     errors.CausalConflict: "refused_causal",
     errors.DomainRace: "refused_race",
 }
+
+_INTENT_LABELS: Final = (records.OPEN, records.CLEARED, records.DONE)
 
 _forks = 0
 
@@ -135,12 +140,7 @@ class EffectFence:
 
     def scoped(self, scope: str) -> EffectFence:
         """The same fence with intents and domains of its own; scopes nest."""
-        quoted = (
-            check_name(scope, what="scope")
-            .replace("%", "%25")
-            .replace("/", "%2F")
-            .replace("@", "%40")
-        )
+        quoted = claims.quoted(check_name(scope, what="scope"))
         view = object.__new__(type(self))
         view._shared = self._shared
         view._scope = f"{self._scope}@{quoted}" if self._scope else quoted
@@ -400,25 +400,55 @@ class EffectFence:
         key = self._intent_key(intent)
         view = await self._load([key])
         record = view.records[key]
-        return None if record is None else rules.describe(record, view.now, gone=key in view.gone)
+        return None if record is None else rules.describe(key, view)
 
-    async def intents(self, state: str | None = None) -> AsyncIterator[IntentRecord]:
+    async def intents(
+        self, state: str | None = None, *, nested: bool = False
+    ) -> AsyncIterator[IntentRecord]:
         """Every recorded intent of this scope, or those in one state (`in_flight`, `expired`,
-        `unknown`, `done`, `cleared`)."""
-        labels = {"done": (records.DONE,), "cleared": (records.CLEARED,)}.get(
-            state or "", (records.OPEN,) if state else (records.OPEN, records.CLEARED, records.DONE)
-        )
-        if state not in (None, "in_flight", "expired", "unknown", "done", "cleared"):
+        `unknown`, `done`, `cleared`); with `nested`, of the scopes in it too."""
+        if state is not None and state not in get_args(IntentState):
             raise ValueError(f"no such state: {state!r}")
+        labels = {"done": (records.DONE,), "cleared": (records.CLEARED,)}.get(
+            state or "", (records.OPEN,) if state else _INTENT_LABELS
+        )
         self._check_open()
-        prefix = claims.key("intent", "", self._scope)
         for label in labels:
             async for view in self._shared.store.scan(label):
-                for key, record in view.records.items():
-                    if record is not None and key.startswith(prefix):
-                        described = rules.describe(record, view.now, gone=key in view.gone)
+                for key in view.records:
+                    if self._shows(key, nested):
+                        described = rules.describe(key, view)
                         if state is None or described.state == state:
                             yield described
+
+    async def history(
+        self, intent: str | None = None, *, nested: bool = False
+    ) -> AsyncIterator[RecordedWord]:
+        """What was said of this scope's intents, or of one: by operators and reconcilers (`settle`,
+        `clear`), and by holders (`release`, `late commit`). Kept for `history_ttl`."""
+        self._check_open()
+        async for view in self._shared.store.scan(records.HISTORY):
+            for key in view.records:
+                if self._shows(key, nested):
+                    word = rules.describe_word(key, view)
+                    if intent is None or word.intent == intent:
+                        yield word
+
+    async def follow(self, *, nested: bool = False) -> AsyncIterator[IntentRecord | RecordedWord]:
+        """Each decision that anybody records from now on, once it is durable: an intent whose
+        holder or state changed, a word that was said. Of several changes of one intent in quick
+        succession the last may be all that is shown. Never ends by itself.
+        """
+        self._check_open()
+        async for view in follow(self._shared.store, (*_INTENT_LABELS, records.HISTORY)):
+            for key, record in view.records.items():
+                if record is not None and self._shows(key, nested):
+                    is_word = record.label == records.HISTORY
+                    yield rules.describe_word(key, view) if is_word else rules.describe(key, view)
+
+    def _shows(self, key: str, nested: bool) -> bool:
+        scope = claims.scope_of(key)
+        return claims.within(scope, self._scope) if nested else scope == self._scope
 
     async def settle(
         self,
@@ -441,7 +471,7 @@ class EffectFence:
         content = encode(result, max_depth=MAX_DEPTH, name="result")
         if len(content) > self.config.max_record_bytes:
             raise ValueError(f"result has more than {self.config.max_record_bytes} bytes")
-        word = _word_of(by, reason, force, attempt)
+        word = self._word(by, reason, force, attempt)
 
         def settle(view: View) -> rules.Decision:
             return rules.settle(view, intent, key, self._scope, content, word, self.config)
@@ -467,7 +497,7 @@ class EffectFence:
         in the ledger with `by` and `reason`.
         """
         key = self._intent_key(intent)
-        word = _word_of(by, reason, force, attempt)
+        word = self._word(by, reason, force, attempt)
 
         def clear(view: View) -> rules.Decision:
             return rules.clear(view, intent, key, word, self.config)
@@ -633,7 +663,7 @@ class EffectFence:
             record = view.records[claim.intent_key]
             seq = 0 if record is None else record.stamp
             reason = "cancelled before its ticket was handed out"
-            word = f"history/{holder.seal}"
+            word = claims.key("history", holder.seal, self._scope)
             return rules.release(view, claim, holder, seq, reason, self.config, word)
 
         await self._decide(tuple(claim.expect_fresh), undo)
@@ -699,7 +729,7 @@ class EffectFence:
         return rule
 
     def _release_rule(self, reason: str) -> Reporting:
-        word = f"history/{os.urandom(16).hex()}"
+        word = claims.key("history", os.urandom(16).hex(), self._scope)
 
         def rule(
             view: View, claim: claims.Claim, holder: claims.Holder, seq: int
@@ -888,6 +918,13 @@ class EffectFence:
         if shared.closed:
             raise errors.LedgerUnavailable(ledger=shared.store.name, reason="it is closed")
 
+    def _word(self, by: str, reason: str, force: bool, attempt: int | None) -> records.Word:
+        if attempt is not None and (type(attempt) is not int or attempt < 1):
+            raise ValueError(f"attempt is {attempt!r}; a number, 1 or more, is wanted")
+        key = claims.key("history", os.urandom(16).hex(), self._scope)
+        by, reason = check_name(by, what="by"), check_name(reason, what="reason")
+        return records.Word(key, by, reason, force, attempt)
+
     def _intent_key(self, intent: str) -> str:
         return claims.key("intent", check_name(intent, what="intent"), self._scope)
 
@@ -988,11 +1025,3 @@ def _seconds(seconds: float, name: str = "wait_seconds") -> float:
     if type(seconds) not in (int, float) or not seconds >= 0:
         raise ValueError(f"{name} is {seconds!r}; zero or more seconds are wanted")
     return seconds
-
-
-def _word_of(by: str, reason: str, force: bool, attempt: int | None) -> records.Word:
-    if attempt is not None and (type(attempt) is not int or attempt < 1):
-        raise ValueError(f"attempt is {attempt!r}; a number, 1 or more, is wanted")
-    key = f"history/{os.urandom(16).hex()}"
-    by, reason = check_name(by, what="by"), check_name(reason, what="reason")
-    return records.Word(key, by, reason, force, attempt)

@@ -233,6 +233,24 @@ class IntentRecord(_Frozen):
     reason: str | None
     idempotency_key: str
     cert: EffectCert | None
+    scope: tuple[str, ...] = ()
+    """The names given to `fence.scoped`, outermost first."""
+
+
+class RecordedWord(_Frozen):
+    """What was said of an intent, beside its record: an operator's or a reconciler's `settle` and
+    `clear`, a holder's `release`, a `late_commit`."""
+
+    intent: str
+    scope: tuple[str, ...]
+    seq: int
+    """Of the attempt that it is about."""
+    word: str
+    by: str
+    reason: str
+    forced: bool
+    age_seconds: float
+    """By the ledger's own clock."""
 
 
 class FenceConfig(_Frozen):

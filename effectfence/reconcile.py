@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from effectfence import errors, records, rules
+from effectfence import claims, errors, records, rules
 from effectfence.canonical import MAX_DEPTH, check_name, encode
 from effectfence.models import IntentRecord
 from effectfence.stores.contract import Record, View
@@ -65,10 +65,9 @@ class UnknownEffect(IntentRecord):
     """An effect of which nobody knows whether it ran, as its record has it.
 
     `args` lack what the request ignored. `idempotency_key` is what its holder was told to hand to
-    the provider. `scope`: the names given to `fence.scoped`, outermost first.
+    the provider.
     """
 
-    scope: tuple[str, ...]
     unknown_seconds: float
     """Since when nobody knows, by the ledger's own clock."""
 
@@ -188,7 +187,7 @@ class Reconciler:
     def rank(self, tool: str, scope: str) -> tuple[int, int] | None:
         """How near it is to a tool in a scope; the nearest is asked. `None`: not for it."""
         fits = [pattern for pattern in self.tools if _matches(pattern, tool)]
-        if not fits or not within(scope, self.scope):
+        if not fits or not claims.within(scope, self.scope):
             return None
         return len(self.scope), max(map(_nearness, fits))
 
@@ -300,8 +299,8 @@ class Reconcilers:
         seen: set[str] = set()
         async for view in fence._shared.store.scan(records.OPEN):
             for key, record in view.records.items():
-                scope = _scope_of(key)
-                if record is None or not within(scope, fence._scope):
+                scope = claims.scope_of(key)
+                if record is None or not claims.within(scope, fence._scope):
                     continue
                 body = records.body_of(record)
                 if rules.unknown_for(record, body, view.now, gone=key in view.gone) is None:
@@ -327,7 +326,7 @@ class Reconcilers:
 
     def _forget(self, scope: str, seen: set[str]) -> None:
         for key in tuple(self._retries):
-            if key not in seen and within(_scope_of(key), scope):
+            if key not in seen and claims.within(claims.scope_of(key), scope):
                 self._retries.pop(key, None)
 
     def _tell_once(self, tool: str) -> None:
@@ -467,9 +466,8 @@ class _Round:
         since = rules.unknown_for(record, body, answer.now, gone=False)
         if since is None:
             return None
-        described = rules.describe(record, answer.now, gone=False)
-        scope = tuple(map(_unquoted, _scope_of(key).split("@"))) if _scope_of(key) else ()
-        effect = UnknownEffect(**dict(described), scope=scope, unknown_seconds=since)
+        described = rules.describe(key, View(answer.now, answer.records))
+        effect = UnknownEffect(**dict(described), unknown_seconds=since)
         return _Seen(key, record.version, record.tag, record.stamp, effect, "stale" in body)
 
     # --- the question -----------------------------------------------------------------------------
@@ -530,16 +528,16 @@ class _Round:
         except Exception as error:  # whatever an object of the caller's raises
             why = f"it happened, but its result cannot be recorded: {_text_of(error)}"
             return self._unanswered(reconciler, seen, why, "failed", logging.WARNING)
-        word = _word(reconciler, answer)
+        word = _word(reconciler, answer, claims.scope_of(seen.key))
 
         def settle(view: View) -> rules.Decision:
-            scope = _scope_of(seen.key)
+            scope = claims.scope_of(seen.key)
             return rules.settle(view, intent, seen.key, scope, content, word, fence.config)
 
         return await self._say(reconciler, seen, settle, word, "settled")
 
     async def _clear(self, reconciler: Reconciler, seen: _Seen, answer: DidNotHappen) -> str:
-        word = _word(reconciler, answer)
+        word = _word(reconciler, answer, claims.scope_of(seen.key))
 
         def clear(view: View) -> rules.Decision:
             return rules.clear(view, seen.effect.intent, seen.key, word, self._fence.config)
@@ -651,11 +649,6 @@ class Reconciling:
 # --- small pieces ---------------------------------------------------------------------------------
 
 
-def within(scope: str, outer: str) -> bool:
-    """Whether a scope is another, or nested in it."""
-    return not outer or scope == outer or scope.startswith(outer + "@")
-
-
 def check_seconds(seconds: float, name: str) -> float:
     if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
         raise ValueError(f"{name} is {seconds!r}; more than zero seconds are wanted")
@@ -680,8 +673,8 @@ def _in_order(queue: list[tuple[float, str]]) -> list[str]:
     return [key for _, key in sorted(queue, key=lambda item: (-item[0], item[1]))]
 
 
-def _word(reconciler: Reconciler, answer: Happened | DidNotHappen) -> records.Word:
-    key = f"history/{os.urandom(16).hex()}"
+def _word(reconciler: Reconciler, answer: Happened | DidNotHappen, scope: str) -> records.Word:
+    key = claims.key("history", os.urandom(16).hex(), scope)
     return records.Word(key, reconciler.by, records.clip(answer.reason))
 
 
@@ -694,14 +687,6 @@ def _matches(pattern: str, tool: str) -> bool:
 
 def _nearness(pattern: str) -> int:
     return len(pattern) - pattern.count("*") if "*" in pattern else sys.maxsize
-
-
-def _scope_of(key: str) -> str:
-    return key.split("/", 1)[0].partition("@")[2]
-
-
-def _unquoted(scope: str) -> str:
-    return scope.replace("%40", "@").replace("%2F", "/").replace("%25", "%")
 
 
 async def _question(reconciler: Reconciler, effect: UnknownEffect) -> Answer:

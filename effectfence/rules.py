@@ -49,9 +49,25 @@ from typing import Any, Final, assert_never
 
 from effectfence import errors
 from effectfence.canonical import decode, detached, encode
-from effectfence.claims import Claim, Holder, Offer, Result, holder_of, key
+from effectfence.claims import (
+    Claim,
+    Holder,
+    Offer,
+    Result,
+    holder_of,
+    key,
+    scope_names,
+    scope_of,
+)
 from effectfence.clock import VectorClock
-from effectfence.models import EffectCert, FenceConfig, IntentRecord, IntentState, _trusted
+from effectfence.models import (
+    EffectCert,
+    FenceConfig,
+    IntentRecord,
+    IntentState,
+    RecordedWord,
+    _trusted,
+)
 from effectfence.records import (
     CLEARED,
     DOMAIN,
@@ -570,7 +586,7 @@ def _late(
     lost.ran = True
     if record is None or not isinstance(lost, errors.LeaseLost):
         return _refuse(lost)
-    word_key = f"history/late/{holder.seal}"
+    word_key = key("history", f"late/{holder.seal}", scope_of(claim.intent_key))
     if view.records.get(word_key) is not None:
         return _refuse(lost)
     said = Word(word_key, claim.request.agent, lost.reason)
@@ -865,11 +881,13 @@ def _shown(record: Record, state: State) -> IntentState:
     assert_never(state)
 
 
-def describe(record: Record, now: float, *, gone: bool) -> IntentRecord:
-    """An intent's record for people."""
+def describe(intent_key: str, view: View) -> IntentRecord:
+    """What stands under an intent's key, for people."""
+    record, now = view.records[intent_key], view.now
+    assert record is not None
     body = body_of(record)
     request = body.get("request") or body["cert"]
-    state = state_of(record, body, now, gone=gone)
+    state = state_of(record, body, now, gone=intent_key in view.gone)
     held = state in (State.IN_FLIGHT, State.EXPIRED)
     reason = body.get("reason")
     if reason is None and state is State.UNKNOWN:
@@ -889,7 +907,16 @@ def describe(record: Record, now: float, *, gone: bool) -> IntentRecord:
         reason=reason,
         idempotency_key=body["idempotency_key"],
         cert=cert_of(body) if state is State.DONE else None,
+        scope=scope_names(scope_of(intent_key)),
     )
+
+
+def describe_word(word_key: str, view: View) -> RecordedWord:
+    """A word that was kept, for people."""
+    record = view.records[word_key]
+    assert record is not None
+    age = max(0.0, view.now - record.at)
+    return RecordedWord(**body_of(record), scope=scope_names(scope_of(word_key)), age_seconds=age)
 
 
 # --- small pieces ---------------------------------------------------------------------------------

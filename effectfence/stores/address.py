@@ -23,7 +23,7 @@ def scheme_of(ledger: str) -> str:
 
 def shown(url: str) -> str:
     """The address without credentials, for messages and names; a path as it is."""
-    if "://" not in url:
+    if not scheme_of(url):
         return url
     scheme, _, rest = url.partition("://")
     before_query, _, query = rest.partition("?")

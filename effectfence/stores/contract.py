@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 NEVER: Final = math.inf
 """`Put.expires_in` of a record that stays."""
@@ -170,4 +170,14 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Finish what was begun and let go of files, threads and connections; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """What a store may add that learns of others' writes; `stores.follow` does it for the rest."""
+
+    def follow(self) -> AsyncIterator[View]:
+        """Records whose tag changed, of anybody's writing, as soon as they are durable. Of several
+        changes of one record in quick succession the last may be all that is shown."""
         ...

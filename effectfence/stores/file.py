@@ -20,12 +20,13 @@ What the bytes mean is in `ledger_format`, what the file, its locks and its time
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from effectfence.errors import LedgerCorrupt, LedgerUnavailable
@@ -87,6 +88,21 @@ class _Watch(_Operation):
         return (key,)
 
 
+class _Follow(_Operation):
+    """asked: the follower; answered once it has something to be shown"""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """Somebody who wants to see every change: the keys that were not shown to it yet."""
+
+    pending: dict[str, None] = field(default_factory=dict)
+    waiting: _Follow | None = None
+    left: bool = False
+
+
 class _List(_Operation):
     """asked: the label"""
 
@@ -141,6 +157,7 @@ class FileStore:
         self._why_ended: Lost | None = None
         self._file: LedgerFile
         self._watched: dict[str, list[_Watch]] = {}
+        self._followers: list[_Follower] = []
 
     @classmethod
     async def open(
@@ -209,6 +226,15 @@ class FileStore:
             view = await self.load(keys[start : start + _PAGE])
             records = {k: r for k, r in view.records.items() if r is not None and r.label == label}
             yield View(view.now, dict(records), view.gone.intersection(records))
+
+    async def follow(self) -> AsyncIterator[View]:
+        """Records whose tag changed, of anybody's writing, as soon as they are durable."""
+        follower = _Follower()
+        try:
+            while True:
+                yield await self._ask(_Follow, follower)
+        finally:
+            follower.left = True
 
     async def purge(self, limit: int = 1000) -> int:
         """Forget up to `limit` expired records; how many went. The file shrinks by `compact`."""
@@ -300,7 +326,9 @@ class FileStore:
             self._ended = True
             self._file.close()
             waiting: list[_Operation] = [w for ws in self._watched.values() for w in ws]
+            waiting += [f.waiting for f in self._followers if f.waiting is not None]
             self._watched.clear()
+            self._followers.clear()
             for operation in waiting:
                 operation.error = self._refusal(False)
             _deliver(waiting + closing)
@@ -313,6 +341,7 @@ class FileStore:
             operations = self._next()
             closing = [operation for operation in operations if type(operation) is _Close]
             rest = [operation for operation in operations if type(operation) is not _Close]
+            rest = self._following(rest)
             if closing and not closing[0].asked:
                 for operation in rest:
                     operation.error = self._unavailable("it was abandoned", None)
@@ -321,14 +350,18 @@ class FileStore:
                 self._serve(rest)
             if closing:
                 return list(closing)
-            if self._watched and time.monotonic() - glanced >= _GLANCE_SECONDS:
+            if self._is_looked_for() and time.monotonic() - glanced >= _GLANCE_SECONDS:
                 self._glance()
                 glanced = time.monotonic()
+
+    def _is_looked_for(self) -> bool:
+        """Whether somebody waits for what other processes may do."""
+        return bool(self._watched or self._followers)
 
     def _next(self) -> list[_Operation]:
         """What was asked meanwhile; waits for it, but only briefly while there are watchers."""
         try:
-            operations = self._queue.get(timeout=_GLANCE_SECONDS if self._watched else None)
+            operations = self._queue.get(timeout=_GLANCE_SECONDS if self._is_looked_for() else None)
         except queue.Empty:
             return []
         try:
@@ -441,6 +474,8 @@ class FileStore:
                     for operation in answered:
                         operation.error = self._unavailable(str(error))
                     return answered
+        if self._followers:
+            self._note(dict(reversed(undo)))
         if self._watched and undo:
             self._wake({key for key, _ in undo})
         return answered
@@ -492,9 +527,10 @@ class FileStore:
 
     def _take_back(self, before: _Undo, floor: int) -> None:
         table = self._file.table
+        told, table.on_put = table.on_put, None
         for key, record in reversed(before):
             table.put(key, record)
-        table.floor = floor
+        table.floor, table.on_put = floor, told
 
     def _compact(self, asked: Iterable[_Operation]) -> None:
         try:
@@ -503,6 +539,53 @@ class FileStore:
         except NotWritten as error:
             for operation in asked:
                 operation.error = self._unavailable(str(error))
+
+    # Following ------------------------------------------------------------------------------------
+
+    def _following(self, operations: list[_Operation]) -> list[_Operation]:
+        """Take those in who follow; the others are left."""
+        rest = []
+        for operation in operations:
+            if type(operation) is not _Follow:
+                rest.append(operation)
+                continue
+            follower: _Follower = operation.asked
+            follower.waiting = operation
+            if follower not in self._followers:
+                if not self._file.refresh():  # from now on, not from when it last looked
+                    self._look()
+                self._followers.append(follower)
+                self._file.table.on_put = self._note_one
+        self._show()
+        return rest
+
+    def _note(self, before: dict[str, Record | None]) -> None:
+        """These keys were written; `before`: what stood under them."""
+        for key, record in before.items():
+            if tag_of(self._file.table.records.get(key)) != tag_of(record):
+                self._note_one(key)
+        self._show()
+
+    def _note_one(self, key: str) -> None:
+        for follower in self._followers:
+            follower.pending[key] = None
+
+    def _show(self) -> None:
+        """Tell everybody who waits and for whom there is something."""
+        shown: list[_Operation] = []
+        for follower in tuple(self._followers):
+            if follower.left:
+                self._followers.remove(follower)
+            elif follower.waiting is not None and follower.pending:
+                keys = list(itertools.islice(follower.pending, _PAGE))
+                for key in keys:
+                    del follower.pending[key]
+                follower.waiting.answer = self._view(keys, self._file.clock.now())
+                shown.append(follower.waiting)
+                follower.waiting = None
+        if not self._followers:
+            self._file.table.on_put = None
+        _deliver(shown)
 
     # Watching -------------------------------------------------------------------------------------
 
@@ -520,9 +603,13 @@ class FileStore:
     def _glance(self) -> None:
         """Look whether other processes wrote, time ended something, or a writer died."""
         if not self._file.refresh():
-            with self._file.held():
-                pass
+            self._look()
+        self._show()
         self._wake(list(self._watched))
+
+    def _look(self) -> None:
+        with self._file.held():
+            pass
 
     def _wake(self, keys: Iterable[str]) -> None:
         now = self._file.clock.now()

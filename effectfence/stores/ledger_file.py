@@ -480,9 +480,10 @@ class LedgerFile:
         vouched = mark is not None and mark.inode == self._inode
         if mark is not None and vouched and self._take_up_at(mark, last, n):
             return
-        self.table = Table()
+        before, self.table = self.table, Table()
         self._reader = self._new_reader()
         self._read_all()
+        self.table.take_listener(before)
         known = (last, mark.hash) if mark is not None else (last,)
         if self.epoch != epoch or self.tip.n < n or not (vouched or self._reader.replaced in known):
             raise self.unavailable("it was replaced while in use")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from effectfence._native import SequenceWords
 from effectfence.stores.contract import ABSENT, ANY, NEVER, Change, Record, VersionOf
@@ -30,6 +30,8 @@ class Table:
         self._expiring: list[tuple[float, str]] = []
         self._words = SequenceWords()
         self._word_of: dict[str, int] = {}
+        self.on_put: Callable[[str], None] | None = None
+        """Told of the keys whose tag `put` changes."""
 
     def get(self, key: str, now: float) -> Record | None:
         record = self.records.get(key)
@@ -111,6 +113,8 @@ class Table:
     def put(self, key: str, record: Record | None) -> None:
         """Place a finished record (or none) as it is: replay and undo."""
         old = self.records.get(key)
+        if self.on_put is not None and (old is None or record is None or old.tag != record.tag):
+            self.on_put(key)
         if record is None:
             if old is not None:
                 self._remove(key, old)
@@ -118,6 +122,15 @@ class Table:
         self._place(key, old, record)
         if (word := self._word_of.get(key)) is not None:
             self._set_word(word, record.version)
+
+    def take_listener(self, before: Table) -> None:
+        """Go on for a table that this one takes the place of: its listener is told what differs."""
+        self.on_put = before.on_put
+        if self.on_put is not None:
+            for key, record in self.records.items():
+                old = before.records.get(key)
+                if old is None or old.tag != record.tag:
+                    self.on_put(key)
 
     def drop_expired(self, now: float, limit: int) -> int:
         """Forget up to `limit` records that expired by `now`; how many went."""

@@ -44,7 +44,9 @@ def test_list_shows_every_intent_one_a_line(effectfence, ledger):
     code, out, err = effectfence("ledger", "list", ledger)
     assert (code, err) == (0, "")
     states = sorted(line.split()[:2] for line in out.splitlines())
-    assert states == [["cleared", "cleared"], ["done", "done"], ["unknown", "unknown"]]
+    done = ["done", "done"]
+    assert states == [["cleared", "cleared"], done, done, ["unknown", "unknown"]]
+    assert [line for line in out.splitlines() if " in scope tenant-a, " in line]
 
 
 def test_list_of_one_state_as_json_lines(effectfence, ledger):

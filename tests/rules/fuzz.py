@@ -356,7 +356,7 @@ class Scenario:
         record = view.records[key]
         if record is None or record.tag is None or record.stamp != ticket.seq:
             self.zombies["replaced"] += 1
-        elif rules.describe(record, view.now, gone=False).state in ("expired", "unknown"):
+        elif rules.describe(key, View(view.now, {key: record})).state in ("expired", "unknown"):
             self.zombies["expired"] += 1
 
     def log(self, line: str) -> None:

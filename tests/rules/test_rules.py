@@ -749,7 +749,8 @@ def test_an_open_record_names_its_domain_in_its_own_scope() -> None:
 def test_a_record_is_described_for_people(stands: str) -> None:
     case = made(stands, 2)
     gone = stands.endswith("gone")
-    shown = rules.describe(case.world.record(), case.world.now, gone=gone)
+    gone_keys = frozenset({INTENT} if gone else ())
+    shown = rules.describe(INTENT, View(case.world.now, {INTENT: case.world.record()}, gone_keys))
     assert (shown.intent, shown.domain, shown.agent, shown.attempt) == ("i", "d", "a", 2)
     assert shown.state == judged(stands)
     assert (shown.cert is not None) is (stands == "done")

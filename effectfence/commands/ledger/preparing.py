@@ -5,36 +5,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from typing import Any
 
+from effectfence.commands.ledger.opened import AddVerb
 from effectfence.commands.printing import WrongUse, printable
 from effectfence.fence import EffectFence
 
 
-def add(verbs: Any) -> argparse.ArgumentParser:
-    """Add the verb to those of `effectfence ledger`."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
+def add(verb: AddVerb) -> None:
+    prepared = verb(
         "init",
-        help="make a database's schema, or print the SQL that does",
-        description="Make a PostgreSQL ledger's schema, or bring an older one up to date. A fence "
-        "does so itself when it opens; this is for people whose migrations are their own.",
-        usage="effectfence ledger init [LEDGER] [--print-sql [--schema NAME]]",
-        epilog="example: effectfence ledger init --print-sql --schema effectfence",
+        _init,
+        "make a database's schema, or bring an older one up to date, or print the SQL that does; "
+        "a fence does so itself when it opens, this is for people whose migrations are their own",
+        "[LEDGER] [--print-sql [--schema NAME]]",
+        "effectfence ledger init --print-sql --schema effectfence",
     )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="[LEDGER]",
-        help="postgresql://…; left out, what EFFECTFENCE_LEDGER names",
-    )
-    parser.add_argument(
+    prepared.add_argument(
         "--print-sql", action="store_true", help="print the statements, connect to nothing"
     )
-    parser.add_argument(
+    prepared.add_argument(
         "--schema", default=None, metavar="NAME", help="its name in the SQL (effectfence)"
     )
-    parser.set_defaults(verb=_init, parser=parser)
-    return parser
 
 
 def _init(options: argparse.Namespace) -> int:
