@@ -183,3 +183,11 @@ def test_case_29_cut_at_every_byte_reopened_appended_to_and_verified(
         assert {f"intent/i{i}" for i in range(4)} | {"intent/i1000"} <= kept.keys()
         assert verify(str(path), records.check_body).torn_bytes == 0
         assert path.read_bytes().startswith(b"".join(lines[:whole]))
+
+
+@pytest.mark.parametrize("head", [False, 0, None, "", [], {}])
+def test_a_domains_head_is_whole_or_absent(head: object) -> None:
+    """Seed 43100: a head that is no object, yet counts as empty in Python, was let in."""
+    records.check_body("domain", b"")
+    with pytest.raises(ValueError, match="not the body of a 'domain' record"):
+        records.check_body("domain", head)

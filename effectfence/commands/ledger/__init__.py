@@ -1,8 +1,8 @@
 """`effectfence ledger`: the operator's hands, safe on a ledger in use.
 
 `opened` finds the ledger that is meant, `looking` shows what is recorded, `following` shows it as
-it happens, `saying` takes an operator's word, `checking` verifies and exports certificates, `preparing` makes
-a database's schema.
+it happens, `saying` takes an operator's word, `checking` verifies and exports certificates,
+`preparing` makes a database's schema.
 """
 
 from __future__ import annotations
