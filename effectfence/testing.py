@@ -46,6 +46,19 @@ from effectfence.stores.machine import Machine
 from effectfence.stores.memory import MemoryStore
 from effectfence.threads import BlockingFence, ask
 
+__all__ = [
+    "Clock",
+    "Effects",
+    "Happened",
+    "ProcessDied",
+    "another",
+    "at_once",
+    "at_once_in_threads",
+    "die_before_the_commit",
+    "lose_the_answer",
+    "new_fence",
+]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

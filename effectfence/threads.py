@@ -461,6 +461,11 @@ class BlockingEffect:
     def __enter__(self) -> Self:
         refuse_event_loop()
         effect = self._effect
+        if effect._entered:  # looked at here: what an interruption would undo is the first one's
+            raise RuntimeError(
+                f"this effect of {effect._request.intent!r} was entered before: ask "
+                "`fence.effect(…)` for another; this time nothing ran"
+            )
         call = Call(effect.__aenter__)
         try:
             self._fence._wait_for(call, self._patience, False)

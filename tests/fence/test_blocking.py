@@ -167,6 +167,17 @@ def test_a_block_commits_its_result(fence: BlockingFence) -> None:
         again.__enter__()
 
 
+def test_an_attempt_entered_again_inside_itself_is_reported_all_the_same(
+    fence: BlockingFence,
+) -> None:
+    with fence.effect(asked()) as attempt:
+        with pytest.raises(RuntimeError, match="entered before"):
+            attempt.__enter__()
+        assert current_effect() == attempt.prepared
+        attempt.result = 7
+    assert fence.prepare(asked()) == Replay(attempt.cert)
+
+
 def test_what_the_body_raises_goes_on_as_it_is(fence: BlockingFence) -> None:
     error = TimeoutError("no answer")
 

@@ -48,6 +48,11 @@ def effects(ledger: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+def test_the_package_alone_is_enough_to_open_one() -> None:
+    program = "import effectfence; effectfence.blocking.open().close()"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=100)
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_every_program_of_the_page_runs_twice(number: int, tmp_path: Path) -> None:
     """The second run finds what the first one left behind."""
