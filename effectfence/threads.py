@@ -22,7 +22,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar
@@ -52,6 +52,7 @@ from effectfence.models import (
     IntentRecord,
     Observation,
     PreparedEffect,
+    RecordedWord,
 )
 
 if TYPE_CHECKING:
@@ -264,12 +265,25 @@ class BlockingFence:
         fence = self._here()
         return self._ask(lambda: fence.lookup(intent))
 
-    def intents(self, state: str | None = None) -> Iterator[IntentRecord]:
+    def intents(self, state: str | None = None, *, nested: bool = False) -> Iterator[IntentRecord]:
         """Every recorded intent of this scope, or those in one state (`in_flight`, `expired`,
-        `unknown`, `done`, `cleared`)."""
-        records = self._here().intents(state)
+        `unknown`, `done`, `cleared`). `nested`: of the scopes within it too."""
+        return self._iterate(lambda fence: fence.intents(state, nested=nested), _PAGE)
+
+    def history(self, intent: str | None = None, *, nested: bool = False) -> Iterator[RecordedWord]:
+        """What was said of this scope's intents, or of one, by operators, reconcilers, holders."""
+        return self._iterate(lambda fence: fence.history(intent, nested=nested), _PAGE)
+
+    def follow(self, *, nested: bool = False) -> Iterator[IntentRecord | RecordedWord]:
+        """Each decision that anybody records from now on, once it is durable. Never ends."""
+        return self._iterate(lambda fence: fence.follow(nested=nested), 1)
+
+    def _iterate(
+        self, listing: Callable[[EffectFence], AsyncIterator[T]], at_a_time: int
+    ) -> Iterator[T]:
+        records = listing(self._here())
         try:
-            while page := self._ask(lambda: _page(records)):
+            while page := self._ask(lambda: _page(records, at_a_time)):
                 yield from page
         finally:
             with suppress(Ended):  # without waiting: whoever drops a generator may be anybody
@@ -695,10 +709,10 @@ def _plain(result: Any) -> Any:
         return result
 
 
-async def _page(records: Any) -> list[IntentRecord]:
-    page: list[IntentRecord] = []
+async def _page(records: AsyncIterator[T], size: int) -> list[T]:
+    page: list[T] = []
     async for record in records:
         page.append(record)
-        if len(page) == _PAGE:
+        if len(page) == size:
             break
     return page

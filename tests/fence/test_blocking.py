@@ -243,8 +243,28 @@ def test_the_operators_calls(fence: BlockingFence) -> None:
         "a": "done",
         "b": "cleared",
     }
+    assert {word.intent: word.by for word in fence.history()} == {"a": "ada", "b": "ada"}
     assert fence.sweep() == 0
     assert fence.stats().admitted == 2
+
+
+def test_decisions_are_followed_from_another_thread(fence: BlockingFence) -> None:
+    seen: list[str] = []
+    done = threading.Event()
+
+    def follow() -> None:
+        for decision in fence.follow():
+            seen.append(decision.intent)
+            done.set()
+            return
+
+    following = in_thread(follow)
+    number = 0
+    while not done.wait(0.05):  # following begins at some time of its own
+        number += 1
+        fence.run(asked(f"i{number}", domain=f"d{number}"), int)
+    following.join()
+    assert seen[0].startswith("i")
 
 
 def test_more_intents_than_a_page_are_listed_once_each(fence: BlockingFence) -> None:
@@ -272,7 +292,9 @@ def test_the_calls_are_those_of_the_fence() -> None:
 
     here = {name for name in vars(BlockingFence) if not name.startswith("_")}
     async_only = {"aclose", "reconciler", "reconcile", "reconciling"}
-    assert here == {*SIGNATURES, "config", "close", "within"} - async_only
+    assert here == {*SIGNATURES, "config", "close", "within"} - async_only, (
+        "give BlockingFence the same call, or name it as one that only an async program has"
+    )
     for name in here & SIGNATURES.keys():
         assert bare(getattr(BlockingFence, name)) == SIGNATURES[name]
         assert getattr(BlockingFence, name).__doc__

@@ -117,6 +117,7 @@ async def test_a_death_leaves_what_a_death_leaves(staged: EffectFence) -> None:
     assert isinstance(open_ticket, Fresh)
     with pytest.raises(testing.ProcessDied), testing.die_before_the_commit(staged):
         await staged.run(asked(), lambda: 1)
+    assert not staged._shared.custody.held  # which closing would wait for, and report
     unknown = [record.intent async for record in staged.intents("unknown")]
     assert sorted(unknown) == ["charge:o1", "open"]
     for fence in (staged, testing.another(staged)):
