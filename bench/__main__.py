@@ -26,6 +26,7 @@ BENCHES = (
     "opening",
     "wrapped",
     "http",
+    "postgres",
 )
 
 

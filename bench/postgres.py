@@ -14,7 +14,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -83,18 +83,46 @@ async def subjects(postgres: PostgresServer) -> Any:
 
     async with AsyncExitStack() as stack:
         fence = await stack.enter_async_context(EffectFence.open(postgres.schema_url()))
-        pool = await stack.enter_async_context(asyncpg.create_pool(postgres.url))
-        await pool.execute(BARE_TABLE)
+        pool = await stack.enter_async_context(connections(postgres))
+        async with taken(pool) as connection:
+            await connection.execute(BARE_TABLE)
         store = OnceStore(postgres.url, max_size=10)
         stack.callback(store.close)
         yield fence, bare_on(pool), AsyncOnce(Once(store))
 
 
-def bare_on(pool: Any) -> Callable[[int], Awaitable[None]]:
+Pool = asyncio.Queue[Any]
+
+
+@asynccontextmanager
+async def connections(postgres: PostgresServer) -> AsyncIterator[Pool]:
+    """Ten, as asyncpg's own pool has; that one would have the server reset each at every return."""
+    pool: Pool = asyncio.LifoQueue()
+    opened = [await asyncpg.connect(postgres.url) for _ in range(10)]
+    for connection in opened:
+        pool.put_nowait(connection)
+    yield pool
+    for connection in opened:
+        await connection.close()
+
+
+@asynccontextmanager
+async def taken(pool: Pool) -> AsyncIterator[Any]:
+    connection = await pool.get()
+    try:
+        yield connection
+    finally:
+        pool.put_nowait(connection)
+
+
+def bare_on(pool: Pool) -> Callable[[int], Awaitable[None]]:
     async def pair(number: int) -> None:
         key, asked = f"charge:order-{number}", json.dumps(arguments(number)).encode()
-        assert await pool.execute(_INSERT, key, asked) == "INSERT 0 1"
-        assert await pool.execute(_UPDATE, key, json.dumps(RESULT).encode()) == "UPDATE 1"
+        async with taken(pool) as connection:
+            assert await connection.execute(_INSERT, key, asked) == "INSERT 0 1"
+        async with taken(pool) as connection:
+            result = json.dumps(RESULT).encode()
+            assert await connection.execute(_UPDATE, key, result) == "UPDATE 1"
 
     return pair
 
@@ -138,12 +166,13 @@ async def _hot(
         assert type(admission) is Fresh
         await fence.commit(admission.prepared, RESULT)
 
-    async with asyncpg.create_pool(postgres.url) as pool:
-        await pool.execute("CREATE TABLE hot (number bigint); INSERT INTO hot VALUES (0)")
+    postgres.sql("CREATE TABLE hot (number bigint); INSERT INTO hot VALUES (0)")
+    async with connections(postgres) as pool:
 
         async def row(_: int) -> None:
-            await pool.execute("UPDATE hot SET number = number + 1")
-            await pool.execute("UPDATE hot SET number = number + 1")
+            for _ in range(2):
+                async with taken(pool) as connection:
+                    await connection.execute("UPDATE hot SET number = number + 1")
 
         got = [
             (await rate(fenced, 100, seconds, _numbers), await rate(row, 100, seconds, _numbers))

@@ -9,7 +9,7 @@ What a change means is in `swap.sql`, what is asked of the server in `postgres_s
     sync: `swap` takes a batch of changes, each all or nothing. A lone call goes at once.
 3.  In order. A call waits while one before it, that has no answer yet, writes a key that it names,
     or names one that it writes. Within a batch they take effect in order.
-4.  Every batch has an answer within the address's `timeout`, or `LedgerUnavailable`. What failed
+4.  Every call has an answer within the address's `timeout`, or `LedgerUnavailable`. What failed
     for certain (a deadlock, a lost race for a connection) is asked again; what may have been
     written is asked again as it was, and the server knows the writers' numbers. `ran` says which.
 5.  A call whose caller was cancelled is dropped if it was not sent yet; else it goes on.
@@ -67,7 +67,8 @@ _log = logging.getLogger("effectfence")
 _PAGE: Final = 256
 _BATCH_KEYS: Final = 128
 """Each is a lock, or two, in the server's table."""
-_BATCH_CALLS: Final = 4096
+_FAIR_SHARE: Final = 2
+"""Calls that are not worth a second statement."""
 _BATCH_BYTES: Final = 4 << 20
 _LONGEST_KEY: Final = 2600
 """Bytes; an index entry has to fit into a third of a page."""
@@ -87,8 +88,8 @@ _STATE: Final = (
     "{schema}.clock(), pg_is_in_recovery(), current_setting('synchronous_standby_names') <> ''"
 )
 _LOAD: Final = (
-    f"SELECT {_COLUMNS}, {_STATE} FROM unnest($1::text[]) AS k (key) "
-    "LEFT JOIN {schema}.records r ON r.key = k.key"
+    f"SELECT {_COLUMNS}, s.* FROM (SELECT {_STATE}) AS s "
+    "LEFT JOIN {schema}.records r ON r.key = ANY ($1::text[])"
 )
 _LIST: Final = (
     f"SELECT {_COLUMNS}, s.* FROM (SELECT {_STATE}) AS s LEFT JOIN LATERAL "
@@ -113,6 +114,8 @@ class _Call:
     future: asyncio.Future[Any]
     keys: tuple[str, ...]
     """Every key that is named."""
+    until: float
+    """When its time is over, by its loop's clock."""
     writes: frozenset[str] = frozenset()
     change: Change | None = None
     writer: int = 0
@@ -301,6 +304,7 @@ class _Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._busy = 0
         self._scheduled = False
+        self._ending: asyncio.Task[None] | None = None
         self._calls_under_way: set[_Call] = set()
         self.watch = Watch(self._address, self.ask)
         self._schema = self._address.schema
@@ -320,6 +324,12 @@ class _Session:
             await self._end()
 
     async def _end(self) -> None:
+        """Whoever comes second waits for whoever came first."""
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._let_go())
+        await asyncio.wait((self._ending,))
+
+    async def _let_go(self) -> None:
         self._store._forget(self._loop)
         await self.watch.aclose()
         if self._tasks:
@@ -333,18 +343,23 @@ class _Session:
     async def end_from(self, loop: asyncio.AbstractEventLoop) -> None:
         """End it, called on any loop. One that is not running any more can't be waited for."""
         if loop is self._loop:
+            await self._end()
             await self._life.aclose()
             return
-        with suppress(RuntimeError):  # that loop is closed, and closed this first
-            ending = asyncio.run_coroutine_threadsafe(self._life.aclose(), self._loop)
-            with suppress(TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.wrap_future(ending), 1.0)
+        ending = self._end()
+        try:
+            ended = asyncio.run_coroutine_threadsafe(ending, self._loop)
+        except RuntimeError:  # that loop is closed, and closed this first
+            ending.close()
+            return
+        with suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.wrap_future(ended), 1.0)
 
     # Calls ----------------------------------------------------------------------------------------
 
     def ask(self, keys: tuple[str, ...]) -> asyncio.Future[Any]:
         """A `View` of these keys."""
-        return self._add(_Call(self._loop.create_future(), keys))
+        return self._add(_Call(self._loop.create_future(), keys, self._until()))
 
     def ask_change(self, change: Change) -> asyncio.Future[Any]:
         """What became of a change: `Applied`, or a `View`."""
@@ -353,7 +368,11 @@ class _Session:
         keys = tuple(dict.fromkeys((*change.expect, *(put.key for put in change.puts))))
         size = sum(len(put.body) for put in change.puts if put.body)
         future = self._loop.create_future()
-        return self._add(_Call(future, keys, writes, change, secrets.randbits(63), size))
+        writer = secrets.randbits(63)
+        return self._add(_Call(future, keys, self._until(), writes, change, writer, size))
+
+    def _until(self) -> float:
+        return self._loop.time() + self._address.timeout
 
     def free(self, keys: tuple[str, ...]) -> Link | None:
         """A connection for a lone read that waits for nobody, if there is one."""
@@ -411,7 +430,7 @@ class _Session:
         """Give what waits to connections that are free."""
         self._scheduled = False
         while self._queue and self._busy < self._address.pool:
-            batch = self._gather()
+            batch = self._gather(self._address.pool - self._busy)
             if not batch:
                 return
             self._busy += 1
@@ -429,18 +448,28 @@ class _Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _gather(self) -> list[_Call]:
-        """The next calls that may go together: all of them reads, or all of them changes."""
+    def _gather(self, free: int) -> list[_Call]:
+        """The next calls that may go together: all of them reads, or all of them changes.
+
+        What waits is shared among the connections that are `free`, and the server's processors
+        with it.
+        """
         batch: list[_Call] = []
         left: list[_Call] = []
         reading: dict[str, int] = {}
         writing: dict[str, int] = {}
         named: set[str] = set()
         size = 0
+        now = self._loop.time()
         queue = self._queue
-        while queue and len(named) < _BATCH_KEYS and len(batch) < _BATCH_CALLS:
+        share = max(-(-len(queue) // free), _FAIR_SHARE)
+        while queue and len(named) < _BATCH_KEYS and len(batch) < share:
             call = queue.popleft()
             if call.future.done():  # cancelled before it was sent
+                continue
+            if call.until < now:
+                reason = "it has too much to do, or does not answer: this was never sent"
+                call.future.set_exception(self._address.unavailable(reason))
                 continue
             kind_differs = bool(batch) and (batch[0].change is None) != (call.change is None)
             if (
@@ -464,7 +493,7 @@ class _Session:
         try:
             while batch:
                 await self._answer(batch)
-                batch = self._gather()
+                batch = self._gather(self._address.pool - self._busy + 1)
                 self._enter(batch)
                 if not batch and self._store.is_sweep_due():
                     with suppress(LedgerUnavailable):
@@ -508,7 +537,7 @@ class _Session:
     async def _load(self, batch: list[_Call]) -> list[View]:
         keys = list(dict.fromkeys(key for call in batch for key in call.keys))
         earliest = self._store.earliest()
-        rows = await self._read(_LOAD, keys)
+        rows = await self._read(_LOAD, keys, until=min(call.until for call in batch))
         found = {row[0]: _record(row) for row in rows if row[0] is not None}
         views = []
         told = max((row[8] for row in rows), default=earliest)
@@ -538,13 +567,12 @@ class _Session:
         view = self._view(max(rows[0][8], earliest), dict(found))
         return View(view.now, {key: r for key, r in view.records.items() if r is not None}), last
 
-    async def _read(self, statement: str, *values: Any) -> list[Any]:
-        if statement is _LOAD and not values[0]:
-            values = ([""],)  # there is always a row, for the time
+    async def _read(self, statement: str, *values: Any, until: float | None = None) -> list[Any]:
         text = statement.format(schema=self._schema)
         while True:
             waits = self._store.waits
-            rows = await self._ask_server(_WAIT.format(text) if waits else text, *values)
+            asked = _WAIT.format(text) if waits else text
+            rows = await self._ask_server(asked, *values, until=until)
             if rows[0][9]:
                 raise self._address.unavailable(
                     "it is a standby, which only follows; name the primary"
@@ -564,7 +592,8 @@ class _Session:
     async def _swap(self, batch: list[_Call]) -> list[Applied | View]:
         changes = [call.change for call in batch if call.change is not None]
         values = _encoded(batch, changes)
-        rows = await self._ask_server(self._swap_text, *values, writes=True)
+        until = min(call.until for call in batch)
+        rows = await self._ask_server(self._swap_text, *values, writes=True, until=until)
         answers: list[Applied | View] = []
         place = 0
         for number, call in enumerate(batch, 1):
@@ -604,9 +633,11 @@ class _Session:
 
     # The server -----------------------------------------------------------------------------------
 
-    async def _ask_server(self, statement: str, *values: Any, writes: bool = False) -> list[Any]:
+    async def _ask_server(
+        self, statement: str, *values: Any, writes: bool = False, until: float | None = None
+    ) -> list[Any]:
         """Its rows, within the address's `timeout`. `LedgerUnavailable` says what is certain."""
-        deadline = self._loop.time() + self._address.timeout
+        deadline = self._until() if until is None else until
         attempt, doubt = 0, False
         while True:
             sent, link = False, None

@@ -51,6 +51,24 @@ async def test_killed_in_the_middle_of_the_load_it_forgets_nothing_that_was_ackn
         assert [op for ops in load.ops.values() for op in ops if not op.told] or not LONG
 
 
+async def test_a_sweep_goes_on_after_a_restart_and_drops_nothing_else(
+    server: PostgresServer,
+) -> None:
+    async with opened(server.schema_url(), result_ttl=0.001) as fence:
+        for number in range(40):
+            await fence.run(asked(f"done:{number}"), str)
+        await fence.abort(await claimed(fence, intent="unknown"), "the line went dead")
+        await claimed(fence, intent="held")
+        sweeping = asyncio.create_task(fence.sweep())
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await sweeping
+        await fence.sweep()
+        left = {record.intent: record.state async for record in fence.intents()}
+        assert left == {"unknown": "unknown", "held": "in_flight"}
+        assert await fence.intent_count() == 2
+
+
 async def more_acknowledged(load: Load, count: int, running: asyncio.Task[None]) -> None:
     wanted = len(load.history.acknowledged) + count
     await until(lambda: len(load.history.acknowledged) > wanted or running.done())

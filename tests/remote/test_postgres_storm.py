@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,29 @@ async def test_a_replica_whose_own_clock_is_wrong_takes_no_live_lease(
             )
             assert "IntentInFlight" in ran.stderr, ran.stderr
         await fence.commit(prepared, "paid")
+
+
+async def test_a_lease_is_renewed_while_its_effect_blocks_the_event_loop(url: str) -> None:
+    """By the keeper's own connection, on its own event loop (CASES 24)."""
+    asking = threading.Event()
+
+    async def ask() -> None:
+        async with opened(url, lease_ttl=0.9) as elsewhere:
+            asking.set()
+            for _ in range(40):
+                with pytest.raises(IntentInFlight):
+                    await elsewhere.prepare(asked())
+                await asyncio.sleep(0.05)
+
+    async with opened(url, lease_ttl=0.9) as fence:
+        async with fence.effect(asked()) as attempt:
+            thread = threading.Thread(target=lambda: asyncio.run(ask()))
+            thread.start()
+            thread.join()  # nothing of this loop runs for more than two leases
+            attempt.result = "paid"
+        assert asking.is_set()
+        assert attempt.cert is not None
+        assert attempt.cert.result == "paid"
 
 
 # Two machines

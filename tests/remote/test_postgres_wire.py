@@ -29,6 +29,7 @@ pytestmark = pytest.mark.rig
 
 LONG = os.environ.get("EFFECTFENCE_LONG") == "1"
 DROPS = 10_000 if LONG else 60
+CALLS = 10_000 if LONG else 200
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ async def test_whether_it_was_written_is_said_where_it_is_known(proxy: Proxy, ur
 async def test_a_line_that_falls_silent_is_given_up_and_never_used_again(
     proxy: Proxy, url: str
 ) -> None:
-    async with opened(through(proxy, url, timeout=0.6)) as fence:
+    async with opened(through(proxy, url, timeout=1)) as fence:
         prepared = await claimed(fence)
         proxy.silent = True
         spoken = dict(proxy.spoken)
@@ -172,10 +173,10 @@ async def test_a_line_that_falls_silent_is_given_up_and_never_used_again(
 
 async def test_an_unreachable_ledger_lets_nothing_run(proxy: Proxy, url: str) -> None:
     effects = []
-    async with opened(through(proxy, url, timeout=0.3)) as fence:
+    async with opened(through(proxy, url, timeout=2)) as fence:
         prepared = await claimed(fence, intent="charge:before")
         await proxy.stop()
-        runs = (fence.run(asked(intent=f"i{n}"), effects.append, n) for n in range(200))
+        runs = (fence.run(asked(intent=f"i{n}"), effects.append, n) for n in range(CALLS))
         for error in await asyncio.gather(*runs, return_exceptions=True):
             assert isinstance(error, LedgerUnavailable)
             assert error.ran is False
