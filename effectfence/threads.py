@@ -521,6 +521,10 @@ class BlockingEffect:
             if error is None:
                 raise self._unreported(str(ended), returned) from None
             return
+        except BaseException:  # a second interruption: it goes on without its waiter
+            home.start(call)
+            self._home = None
+            raise
         finally:
             effect.result = returned
         self._home = None
