@@ -91,6 +91,7 @@ LAYERS = (
     "effectfence.mcp.call",
     "effectfence.mcp.tools",
     "effectfence.mcp.fenced",
+    "effectfence.mcp.inprocess",
     "effectfence.mcp.wrap",
     "effectfence.mcp.border",
     "effectfence.mcp.server",

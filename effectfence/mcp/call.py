@@ -33,6 +33,7 @@ class Call:
     answer: Callable[[bytes], None]
     id: Id
     cancelled: bool = False
+    agent: str = "wrap"
 
     def reply(self, line: bytes) -> None:
         self.answer(b"" if self.cancelled else line)

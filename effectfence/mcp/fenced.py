@@ -59,7 +59,6 @@ REPLAY: Final = "effectfence/replay"
 
 _RESULT: Final = "call_tool_result"
 """Of a recorded result: the text of the server's `result`, digit for digit."""
-_AGENT: Final = "wrap"
 _LARGE: Final = 1 << 19
 """Bytes of arguments from which on their hash is recorded in their place."""
 _MOST_ARGUMENT_BYTES: Final = 64 << 20
@@ -306,7 +305,7 @@ def request_of(call: Call) -> EffectRequest:
         domain=domain,
         tool=call.tool,
         args=_recordable(arguments, call),
-        agent=_AGENT,
+        agent=call.agent,
         ignore=call.policy.unhashed,
         result_ttl=call.policy.result_ttl,
     )
