@@ -638,11 +638,12 @@ def test_a_ticket_that_arrives_as_its_waiter_is_interrupted_is_released(
 
 
 def test_an_interrupted_body_is_unknown(fence: BlockingFence) -> None:
-    begun, never = threading.Event(), threading.Event()
+    begun, never = threading.Event(), threading.Lock()
+    never.acquire()
 
     def body() -> None:
         begun.set()
-        while not never.wait(0.1):  # a signal on its threshold would not end one long wait
+        while not never.acquire(timeout=0.1):  # a signal on its threshold ends no long wait
             pass
 
     interrupting = interrupt_when(begun)
