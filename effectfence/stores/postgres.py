@@ -67,6 +67,7 @@ _log = logging.getLogger("effectfence")
 _PAGE: Final = 256
 _BATCH_KEYS: Final = 128
 """Each is a lock, or two, in the server's table."""
+_BATCH_CALLS: Final = 4096
 _FAIR_SHARE: Final = 2
 """Calls that are not worth a second statement."""
 _BATCH_BYTES: Final = 4 << 20
@@ -77,9 +78,12 @@ _SWEPT_AT_ONCE: Final = 500
 _REMEMBERED: Final = 10_000
 _RATE: Final = 0.99
 
-_AGAIN: Final = ("40001", "40P01", "53200", "53300", "57014", "25006")
-"""Serialization failure, deadlock, out of memory (for locks too) or of connections, a query that
-others cancelled, and a primary that became a standby."""
+_AGAIN: Final = ("40001", "40P01", "53200", "53300", "57014")
+"""Serialization failure, deadlock, out of memory (for locks too) or of connections, and a query
+that others cancelled: asked again."""
+_ANOTHER: Final = ("25006", "0A000", "26000")
+"""A primary that became a standby, and a prepared statement that the server no longer has as it
+was: asked again on another connection."""
 _HELD: Final = "55P03"
 """Somebody else held a lock for longer than we wait."""
 
@@ -146,7 +150,7 @@ class PostgresStore:
         """The latest time that the server told, and when, by our own clock, we heard it."""
         self._young: set[str] = set()
         self._old: set[str] = set()
-        self._swept = time.monotonic()
+        self._swept = time.monotonic() - random.uniform(0, _SWEEP_SECONDS)  # short lives sweep too
         self.waits = False
         """Whether an answer that only reads has to wait for synchronous standbys."""
 
@@ -458,12 +462,12 @@ class _Session:
         left: list[_Call] = []
         reading: dict[str, int] = {}
         writing: dict[str, int] = {}
-        named: set[str] = set()
+        ours: tuple[dict[str, int], dict[str, int]] = {}, {}
         size = 0
         now = self._loop.time()
         queue = self._queue
         share = max(-(-len(queue) // free), _FAIR_SHARE)
-        while queue and len(named) < _BATCH_KEYS and len(batch) < share:
+        while queue and len(ours[0]) < _BATCH_KEYS and len(batch) < _BATCH_CALLS:
             call = queue.popleft()
             if call.future.done():  # cancelled before it was sent
                 continue
@@ -477,13 +481,15 @@ class _Session:
                 or (size and size + call.size > _BATCH_BYTES)
                 or call.collides(self._reading, self._writing)
                 or (left and call.collides(reading, writing))
+                or (len(batch) >= share and not call.collides(*ours))  # that one can go elsewhere
             ):
                 left.append(call)
                 _count(reading, call.keys)
                 _count(writing, call.writes)
                 continue
             batch.append(call)
-            named.update(call.keys)
+            _count(ours[0], call.keys)
+            _count(ours[1], call.writes)
             size += call.size
         queue.extendleft(reversed(left))
         return batch
@@ -519,7 +525,9 @@ class _Session:
                 if not call.future.done():
                     fault = f"an internal error, {type(error).__name__}: {error}"
                     call.future.set_exception(self._address.unavailable(fault, None))
-            raise
+            if not isinstance(error, Exception):  # the loop ends
+                raise
+            _log.exception("%s: an internal error", self._store.name)
         finally:
             for call in batch:
                 _take_away(self._reading, call.keys)
@@ -660,7 +668,10 @@ class _Session:
                 self._idle.append(link)
             except DRIVER_ERRORS as error:
                 certain = not sent or is_certain(error)
-                problem = self._after(error, link, certain)
+                problem = self._after(error, link, certain, doubt=doubt)
+            except LedgerUnavailable as error:  # a server that was looked at, and is none of ours
+                error.ran = None if doubt else False
+                raise
             doubt = doubt or (writes and not certain)
             pause = min(0.02 * 2**attempt, 1.0) * random.uniform(0.5, 1.0) if attempt else 0.0
             attempt += 1
@@ -668,27 +679,27 @@ class _Session:
                 raise self._address.unavailable(problem, None if doubt else False)
             await asyncio.sleep(pause)
 
-    def _after(self, error: BaseException, link: Link | None, certain: bool) -> str:
+    def _after(self, error: BaseException, link: Link | None, certain: bool, *, doubt: bool) -> str:
         """What went wrong, if asking again may help; the connection, if it lives, is kept."""
         state = getattr(error, "sqlstate", None)
         if link is None:
             if isinstance(error, asyncpg.PostgresError) and not _passes(state):
-                raise self._address.unavailable(why(error)) from None
+                raise self._address.unavailable(why(error), None if doubt else False) from None
             return f"it can't be reached: {why(error)}"
         if not certain:
             link.hang_up()
             self._links.discard(link)
             return f"the connection was lost: {why(error)}"
-        if state == "25006":
+        if state in _ANOTHER:
             link.hang_up()
             self._links.discard(link)
-            return f"it became a standby: {why(error)}"
+            return why(error)
         self._idle.append(link)
         if state == _HELD:
             return "others held the same records for too long"
         if state in _AGAIN:
             return why(error)
-        raise self._address.unavailable(why(error)) from None
+        raise self._address.unavailable(why(error), None if doubt else False) from None
 
     async def _link(self, seconds: float) -> Link:
         """A connection that was looked at."""
@@ -704,6 +715,8 @@ class _Session:
         link = await connect(self._address, seconds)
         try:
             server = await look(link, self._address, seconds, known=True)
+            if server.standby:  # maybe only until it is promoted
+                raise ConnectionRefusedError("it is a standby, which only follows")
             self._judge(server)
             if server.epoch != epoch:
                 raise self._address.unavailable("another ledger stands there now: open it anew")

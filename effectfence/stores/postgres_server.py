@@ -188,6 +188,13 @@ class Link:
             self.doubtful = True
 
 
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # it has no types
+    """What the driver does when the one who waits for an answer is cancelled."""
+
+    def _cancel_current_command(self, *_: Any) -> None:
+        self.terminate()
+
+
 async def connect(address: Address, seconds: float, *, application: str = "effectfence") -> Link:
     """A connection, not looked at yet. Raises what the driver raises, and `OSError`."""
     settings = {"application_name": application}
@@ -197,6 +204,7 @@ async def connect(address: Address, seconds: float, *, application: str = "effec
         connection = await asyncpg.connect(
             address.dsn,
             timeout=seconds,
+            connection_class=_Connection,
             server_settings=settings,
             **({"statement_cache_size": 0} if address.pooled else {}),
             **({"target_session_attrs": "primary"} if address.is_one_of_several else {}),

@@ -61,6 +61,8 @@ class Watch:
             self._task = asyncio.create_task(self._serve(), name="effectfence watch")
         try:
             await asyncio.wait((future,), timeout=seconds)
+            if future.done():
+                future.result()
         finally:
             waiters = self._waiters.get(key)
             if waiters is not None:
@@ -74,6 +76,12 @@ class Watch:
             self._task.cancel()
             await asyncio.wait((self._task,))
         self._hang_up()
+        for waiters in self._waiters.values():
+            for future in waiters:
+                if not future.done():
+                    error = self._address.unavailable("it is closed")
+                    error.closed = True
+                    future.set_exception(error)
 
     # The task -------------------------------------------------------------------------------------
 

@@ -127,6 +127,31 @@ async def test_a_renewal_wakes_nobody(store: PostgresStore, elsewhere: PostgresS
     await waiter
 
 
+async def test_closing_lets_nobody_wait_for_ever(store: PostgresStore) -> None:
+    waiter = asyncio.create_task(store.changed("k", "", 3600.0))
+    await watching(store, "k")
+    await store.aclose()
+    with pytest.raises(LedgerUnavailable, match="it is closed"):
+        await waiter
+
+
+async def test_a_read_that_is_cancelled_on_its_way_costs_a_connection_and_no_more(
+    store: PostgresStore,
+) -> None:
+    await store.swap(put("k", "t"))
+    for turns in range(12):
+        reading = asyncio.create_task(store.load(["k"]))  # type: ignore[arg-type]
+        for _ in range(turns % 4):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert (await store.load(["k"])).records["k"] is not None
+    session = store._session()
+    assert session._busy == 0
+    assert not session._reading
+    assert len(session._links) <= 4
+
+
 async def test_duplicates_elsewhere_wait_for_the_outcome(url: str) -> None:
     async with opened(url) as holder, opened(url) as others:
         prepared = await claimed(holder)

@@ -150,6 +150,25 @@ async def test_whether_it_was_written_is_said_where_it_is_known(proxy: Proxy, ur
     await store.aclose()
 
 
+async def test_a_doubt_stays_a_doubt_whatever_is_found_afterwards(
+    postgres_server: PostgresServer, proxy: Proxy, url: str
+) -> None:
+    """The answer got lost; and when it is asked again, another ledger stands there."""
+    store = await PostgresStore.open(through(proxy, url))
+    schema = store.address.schema
+
+    def lose_and_replace() -> bool:
+        proxy.lose = lambda: False
+        postgres_server.sql(f"UPDATE {schema}.meta SET epoch = md5(epoch)")
+        return True
+
+    proxy.lose = lose_and_replace
+    with pytest.raises(LedgerUnavailable, match="another ledger") as caught:
+        await store.swap(Change({}, (Put("a", tag="t"),)))
+    assert caught.value.ran is None
+    await store.aclose()
+
+
 async def test_a_line_that_falls_silent_is_given_up_and_never_used_again(
     proxy: Proxy, url: str
 ) -> None:
