@@ -810,7 +810,7 @@ def _check_text(text: str, longest: int = 1 << 20) -> None:
         raise ValueError(f"{text[:80]!r} has a NUL, or more than {longest} bytes")
 
 
-def _encoded(batch: list[_Call], changes: list[Change]) -> tuple[list[Any], ...]:
+def _encoded(batch: list[_Call], changes: list[Change]) -> tuple[list[Any] | None, ...]:
     """A batch as the arrays that `swap` takes, from `writers` on."""
     expects = [
         (key, change.expect.get(key, ANY))
@@ -827,16 +827,21 @@ def _encoded(batch: list[_Call], changes: list[Change]) -> tuple[list[Any], ...]
         [key in written for key in locks],
         list(accumulate((len(call.keys) for call in batch), initial=1)),
         [key for key, _ in expects],
-        [expect.version for _, expect in expects],
-        [expect.tag for _, expect in expects],
-        [expect.stamp for _, expect in expects],
+        _given([expect.version for _, expect in expects]),
+        _given([expect.tag for _, expect in expects]),
+        _given([expect.stamp for _, expect in expects]),
         list(accumulate((len(change.puts) for change in changes), initial=1)),
         [put.key for put in puts],
-        [put.tag for put in puts],
-        [None if isinstance(stamp, VersionOf) else stamp for stamp in stamps],
-        [stamp.key if isinstance(stamp, VersionOf) else None for stamp in stamps],
-        [put.label for put in puts],
-        [put.body for put in puts],
-        [put.expires_in for put in puts],
+        _given([put.tag for put in puts]),
+        _given([None if isinstance(stamp, VersionOf) else stamp for stamp in stamps]),
+        _given([stamp.key if isinstance(stamp, VersionOf) else None for stamp in stamps]),
+        _given([put.label for put in puts]),
+        _given([put.body for put in puts]),
+        _given([put.expires_in for put in puts]),
         [put.bump + 2 * put.newer + 4 * put.delete + 8 * put.floor for put in puts],
     )
+
+
+def _given(values: list[Any]) -> list[Any] | None:
+    """A column that nobody fills costs nothing to send."""
+    return None if values.count(None) == len(values) else values

@@ -37,6 +37,7 @@ AS $$ SELECT pg_catalog.hashtextextended(key, -('{schema}.records'::regclass::oi
 -- The change number n names the keys e_from[n] .. e_from[n + 1] - 1 (what is expected of them;
 -- NULL: anything; version 0: absent) and puts p_from[n] .. p_from[n + 1] - 1, no key twice.
 -- A put's `stamp_of` is the key of an earlier put of its change, whose new version is copied.
+-- An array may be NULL where all of it is.
 -- `flags`: 1 bump the version, 2 only if the stamp is higher, 4 delete, 8 leave a floor behind.
 --
 -- Answers one row for each change (`key` NULL: whether it was applied, and its instant), and after

@@ -24,7 +24,7 @@ from tests.remote.opened import opened
 pytestmark = pytest.mark.rig
 
 ROOT = Path(__file__).parents[2]
-WAVES = "2000" if os.environ.get("EFFECTFENCE_LONG") == "1" else "60"
+WAVES = "2000" if os.environ.get("EFFECTFENCE_LONG") == "1" else "40"
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.remote.proxy import Proxy, proxied, through
 pytestmark = pytest.mark.rig
 
 LONG = os.environ.get("EFFECTFENCE_LONG") == "1"
-DROPS = 10_000 if LONG else 60
+DROPS = 10_000 if LONG else 40
 CALLS = 10_000 if LONG else 200
 
 
