@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from effectfence.scan import hints, natives
-from effectfence.scan.ir import Function, Node
+from effectfence.scan.ir import Block, Function, Node
 from effectfence.scan.machine import Call, Machine, OutOfSteps
 from effectfence.scan.model import Place, Unseen
 from effectfence.scan.program import Program
@@ -293,7 +293,7 @@ class _Finder:
             return True
         return len(machine.frames) < 6 and machine.left > 2_000
 
-    def conditioned(self, machine: Machine, test: Node, env: Env, ends: bool) -> None:
+    def left_on(self, machine: Machine, test: Node, then: Block, env: Env) -> None:
         return
 
     def decorated(self, machine: Machine, decorator: Call, function: Fun) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from effectfence.scan import guards, retries
 from effectfence.scan.declared import Declarations, Declared
-from effectfence.scan.ir import Function, Node
+from effectfence.scan.ir import Block, Function, Node
 from effectfence.scan.machine import DECLARES, Call, Frame, Machine, OutOfSteps
 from effectfence.scan.model import Guard, Place, Repeats, Retry, Step, Unseen, Write
 from effectfence.scan.program import Program
@@ -76,13 +76,13 @@ class Effects:
     def decorated(self, machine: Machine, decorator: Call, function: Fun) -> None:
         return
 
-    def conditioned(self, machine: Machine, test: Node, env: Env, ends: bool) -> None:
+    def left_on(self, machine: Machine, test: Node, then: Block, env: Env) -> None:
         if not machine.frames:
             return
-        found = guards.of_test(machine, test, env, ends)
+        found = guards.of_test(machine, test, then, env)
         if found is not None:
             self.checks.append((len(machine.frames), found))
-        if ends and _admits_selects_only(test):
+        if _admits_selects_only(test):
             self.reads_only.append(len(machine.frames))
 
     def called(self, machine: Machine, call: Call) -> Value | None:
@@ -116,8 +116,7 @@ class Effects:
         kept = [guard for depth, guard in self.checks if depth <= len(machine.frames)]
         own = list(guards.of_call(machine, call, found.kind, found.verb))
         place = Place(call.file, call.line)
-        if found.kind == "http":
-            place = self._where_asked(machine, found.verb, place)
+        place = self._where_asked(machine, found, call, place)
         write = Write(
             found.kind,
             found.what,
@@ -133,10 +132,11 @@ class Effects:
         )
         self._add(write)
 
-    def _where_asked(self, machine: Machine, verb: str, place: Place) -> Place:
-        """Where a request was given its verb: further out than where all requests are sent."""
+    def _where_asked(self, machine: Machine, found: Written, call: Call, place: Place) -> Place:
+        """Where a request was given its verb, or a function what to call: further out than where
+        all requests are sent."""
         for frame in reversed(machine.frames):
-            if not _was_given(frame, verb):
+            if not _was_given(frame, found, call):
                 return place
             place = Place(frame.file, frame.line)
         return place
@@ -163,8 +163,6 @@ class Effects:
     def _keeps_house(
         self, machine: Machine, call: Call, found: Written, path: tuple[Step, ...]
     ) -> bool:
-        if "after an error" in machine.when and found.kind == "file":
-            return True
         if (
             found.kind == "file"
             and meaning(self.declared.name) == "read"
@@ -209,12 +207,13 @@ def _keeps(name: str, own: set[str], kind: str) -> bool:
     return kind in _KEEPING_KINDS or meaning(name) in (None, "read")
 
 
-def _was_given(frame: Frame, verb: str) -> bool:
-    """Whether a function got that verb from who called it."""
+def _was_given(frame: Frame, found: Written, call: Call) -> bool:
+    """Whether a function got that verb, or what it calls, from who called it."""
+    verb = found.verb if found.kind == "http" else "\0"
     for parameter in frame.function.parameters:
         value = frame.arguments.vars.get(parameter.name)
         for one in alternatives(value) if value is not None else ():
-            if any(text.upper() == verb for text in texts(one)):
+            if one == call.callee or any(text.upper() == verb for text in texts(one)):
                 return True
             if isinstance(one, Rec) and any(
                 text.upper() == verb for text in texts(one.fields.get("method"))
@@ -355,19 +354,13 @@ def _dispatched_arguments(handler: Fun, name: str) -> tuple[list[Value], dict[st
 
 def _admits_selects_only(test: Node) -> bool:
     """`if not query.upper().startswith("SELECT"): raise …`."""
-    text = str(test)
-    return bool(
-        re.search(
-            r"'(?:SELECT|select|WITH|SHOW|EXPLAIN)[\s'(]|\^\\\\?s?\*?\(?(?:SELECT|select)", text
+    if test[0] == "not" or (test[0] == "cmp" and test[1] in ("!=", "not in")):
+        text = str(test)
+        asks = ("startswith", "startsWith", "'regex'", "match", "includes", "'in'", "test", "cmp")
+        return bool(re.search(r"(?i)'(?:\^?\s*\(?)?(?:\\\\s\*)?\(?select", text)) and any(
+            word in text for word in asks
         )
-    ) and (
-        "startswith" in text.lower()
-        or "'regex'" in text
-        or "match" in text
-        or "includes" in text
-        or "'in'" in text
-        or "test" in text
-    )
+    return False
 
 
 __all__ = ["Effects", "Seq", "alternatives", "follow", "inside", "module_of", "texts"]

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from effectfence.scan.ir import Node
+from effectfence.scan.ir import Block, Node
 from effectfence.scan.model import Guard, Place
 from effectfence.scan.tables import table
 from effectfence.scan.values import (
@@ -194,10 +194,8 @@ def _available(machine: Machine) -> Iterator[Guard]:
 
 
 # --- checks before the write ----------------------------------------------------------------------
-def of_test(machine: Machine, test: Node, env: Env, ends: bool) -> Guard | None:
+def of_test(machine: Machine, test: Node, then: Block, env: Env) -> Guard | None:
     """A condition that leaves where the thing is there already."""
-    if not ends:
-        return None
     shown = _shown(test)[:60]
     named = [part for name in _names_in(test) for part in words(name)]
     place = Place(env.file, machine.line)
@@ -222,9 +220,44 @@ def of_test(machine: Machine, test: Node, env: Env, ends: bool) -> Guard | None:
         "sIsMember",
     ) and (found & _STORE):
         return Guard("dedupe", shown, place)
-    if found & _PRESENT and not found & _ABSENT:
+    if not found & _ABSENT and any(map(_says_present, _names_in(test))):
+        return Guard("check", shown, place)
+    if any(_ALREADY.search(text) for text in _texts_of(then)):
         return Guard("check", shown, place)
     return None
+
+
+_ALREADY: Final = re.compile(
+    r"\balready\b(?! (?:closed|disconnected|stopped|deleted|removed))", re.I
+)
+_BEFORE: Final = table("existing duplicate already prior previous exists exist")
+_ASKING: Final = table("is has was have already been in")
+
+
+def _says_present(name: str) -> bool:
+    """`existing_order`, `isRunning`, `already_sent`, `was_processed`; not `processedUpdate`."""
+    parts = words(name)
+    if not parts:
+        return False
+    if parts[0] in _BEFORE:
+        return True
+    return parts[-1] in _PRESENT and (len(parts) == 1 or parts[0] in _ASKING or "already" in parts)
+
+
+def _texts_of(block: object) -> list[str]:
+    """The texts that stand in a block, as long as they are few."""
+    out: list[str] = []
+    stack: list[object] = [block]
+    steps = 0
+    while stack and steps < 400:
+        steps += 1
+        part = stack.pop()
+        if isinstance(part, tuple):
+            if len(part) == 2 and part[0] == "const" and isinstance(part[1], str):
+                out.append(part[1])
+            else:
+                stack.extend(part)
+    return out
 
 
 def _called(node: Node) -> str:

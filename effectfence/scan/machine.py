@@ -113,7 +113,7 @@ class Listener(Protocol):
 
     def follows(self, machine: Machine, function: Function) -> bool: ...
 
-    def conditioned(self, machine: Machine, test: Node, env: Env, ends: bool) -> None: ...
+    def left_on(self, machine: Machine, test: Node, then: Block, env: Env) -> None: ...
 
 
 class Deaf:
@@ -128,7 +128,7 @@ class Deaf:
     def follows(self, machine: Machine, function: Function) -> bool:
         return len(machine.frames) < 5
 
-    def conditioned(self, machine: Machine, test: Node, env: Env, ends: bool) -> None:
+    def left_on(self, machine: Machine, test: Node, then: Block, env: Env) -> None:
         return
 
 
@@ -424,7 +424,8 @@ class Machine:
         holds = truth(self.value(test, env))
         if holds is not None:
             return self.block(then if holds else otherwise, env)
-        self.listener.conditioned(self, test, env, _ends(then))
+        if _ends(then):
+            self.listener.left_on(self, test, then, env)
         label, facts, negative = self._learned(test, env)
         ways = [(then, label, facts), (otherwise, f"not {label}" if label else "", negative)]
         return self._ways([(way, name, learned) for way, name, learned in ways], env)

@@ -52,7 +52,8 @@ _PASSED_THROUGH: Final = table(
     copy.deepcopy structuredClone Promise.resolve sorted Object.freeze Object.seal typing.cast
     Symbol frozenset Array.of MappingProxyType types.MappingProxyType urllib.parse.quote
     encodeURIComponent textwrap.dedent inspect.cleandoc urllib.parse.urlencode shlex.split
-    reversed functools.wraps asyncio.shield asyncio.create_task asyncio.ensure_future
+    reversed functools.wraps contextlib.closing contextlib.aclosing contextlib.nullcontext closing
+    asyncio.shield asyncio.create_task asyncio.ensure_future
     asyncio.run anyio.run util.promisify promisify util.promisify deepcopy node:util.promisify
     frozendict Number int asyncio.wait_for"""
 )

@@ -17,7 +17,8 @@ REPEATS: Final = table(
     order book invite reply comment upload push enqueue emit trigger run launch spawn duplicate
     clone generate register issue mint swap buy sell notify broadcast forward produce incr
     increment decr decrement import schedule dispatch invoke pop lpush rpush lpop rpop xadd lrem
-    restart deposit withdraw capture execute record log purchase donate tip lock recreate build
+    restart initialize deposit withdraw capture execute record
+    log purchase donate tip lock recreate build
     announce email text sms call dial message tweet toot share request initiate enroll stake
     unshift requeue rerun retry reissue resend compose write_draft draft start_job provision new
     quote"""
@@ -79,6 +80,8 @@ def meaning(name: str) -> Meaning | None:
     for at, part in enumerate(parts):
         if part in ("create", "add", "insert") and parts[at + 1 : at + 3] == ("or", "update"):
             return "same"
+        if part == "resolve" and len(parts) > at + 1 and parts[at + 1] not in _RESOLVED:
+            return "read"
         if part in READS:
             if at and part in ("to", "from", "as", "with", "can", "test", "available", "wait"):
                 continue
@@ -93,6 +96,13 @@ def meaning(name: str) -> Meaning | None:
             continue
         return said
     return skipped
+
+
+_RESOLVED: Final = table(
+    """issue issues ticket tickets thread threads conversation conversations alert alerts incident
+    incidents comment comments discussion case cases dispute todo request merge conflict"""
+)
+"""What is settled when it is resolved; anything else (a name, an address) is looked up."""
 
 
 def _verb_follows(rest: tuple[str, ...]) -> bool:

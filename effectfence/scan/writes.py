@@ -576,7 +576,10 @@ def _file(call: Call, sym: Sym) -> Written | None:
     ):
         return _opened(call, sym)
     if module in _FILE_MODULES and name in (_OS_WRITES | _FILE.keys()):
-        if module == "tempfile" or name == "promises":
+        if module == "tempfile" or (module == "os" and not call.file.endswith(".py")):
+            return None
+        direct = "()" not in sym.path[:-1]
+        if not direct and (module in ("os", "shutil") or (module == "fs" and name not in _FILE)):
             return None
         return _file_write(call, name, module)
     if module == "pathlib" and name in ("replace", "unlink", "rename", "mkdir", "touch", "rmdir"):
@@ -716,7 +719,11 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
         return None
     if name[:1].isupper():
         return None  # a class: making an object of it changes nothing yet
+    if name in _NOUNS or (name == "initialize" and len(call.args) + len(call.named) < 2):
+        return None
     said = meaning(command_name or name)
+    if name == "commit" and module in _GIT:
+        said = "effect"
     if said in (None, "read"):
         return None
     if not _client(call, sym):
@@ -731,6 +738,14 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
     again = "does it once more" if said == "effect" else "leaves the same state behind"
     why = f"`{command_name or name}` {again}"
     return Written(kind, f"{shown}()", "effect" if said == "effect" else "same", why, module)
+
+
+_NOUNS: Final = table(
+    """issue order comment message email text log record quote draft book place label mark tag link
+    star vote event import lock new request state price stop_reason share call start_time note"""
+)
+"""`client.issue(key)`: what is asked for, although it could be a verb."""
+_GIT: Final = table("git simple-git isomorphic-git pygit2 dulwich nodegit")
 
 
 def _aws_command(call: Call) -> str:
