@@ -48,6 +48,7 @@ _REPEATS: Final[dict[str, frozenset[str]]] = {
     "helm": frozenset(("rollback", "push")),
 }
 _SEND: Final = table("""osascript sendmail mail say open xdg-open notify-send curl wget""")
+_GIVEN_ONE: Final = "a command it is given"
 _GIVEN: Final = frozenset(("exec", "attach", "cp"))
 
 
@@ -57,6 +58,8 @@ class Command:
     repeats: Repeats
     because: str
     reads: bool = False
+    given: bool = False
+    """what is run comes from the call itself"""
 
 
 def command(call: Call) -> Command:
@@ -73,9 +76,9 @@ def command(call: Call) -> Command:
         if rest and program not in ("npx", "uvx"):
             argv, program = rest, posixpath.basename(rest[0])
     if not program or program == "{}" or "{}" in program:
-        return Command("a command it is given", "depends", "the command comes from the call")
-    verbs = [word for word in argv[1:] if word and not word.startswith("-") and "{}" not in word]
-    known = next((word for word in verbs[:3] if _knows(program, word)), verbs[0] if verbs else "")
+        return Command(_GIVEN_ONE, "depends", "the command comes from the call", given=True)
+    verbs = [word for word in argv[1:] if word[:1].isalpha() and not set("={}:/ ") & set(word)]
+    known = next((word for word in verbs[:5] if _knows(program, word)), verbs[0] if verbs else "")
     shown = " ".join(filter(None, (program, known)))
     reads = program in _READERS or known in _READS.get(program, ())
     if reads and not ({"-exec", "-delete", "tee"} & set(argv) or ">" in " ".join(argv)):
@@ -85,7 +88,7 @@ def command(call: Call) -> Command:
     if known in _GIVEN or (not known and program in _READS):
         if known == "cp":
             return Command(shown, "same", f"`{shown}` leaves the same files behind")
-        return Command(shown, "depends", "the command comes from the call")
+        return Command(shown, "depends", "the command comes from the call", given=True)
     if program == "curl":
         return _curl(argv)
     if known in _REPEATS.get(program, ()) or program in _SEND:
@@ -93,7 +96,7 @@ def command(call: Call) -> Command:
     if program in _READS:
         return Command(shown, "same", f"`{shown}` leaves the same state behind")
     said = meaning(known) or meaning(program)
-    if said == "read":
+    if said == "read" or known in ("export", "dump", "print", "ls"):
         return Command(shown, "same", "", reads=True)
     if said is None:
         return Command(shown, "depends", f"what `{program}` changes is its own affair")

@@ -70,8 +70,16 @@ _PROXIES: Final[dict[str, tuple[str, str]]] = {
     "FastApiMCP": ("openapi", "tools are made from a FastAPI application's routes at run time"),
     "import_openapi": ("openapi", "tools are made from an OpenAPI description at run time"),
 }
+_PROXY_WORDS: Final = re.compile(
+    rb"(?<!def )(?<!class )\b(" + "|".join(_PROXIES).encode() + rb")\s*\("
+)
+_SERVES: Final = re.compile(
+    rb"\bsetRequestHandler\s*\(|\bnew\s+McpServer\b|\b(?:FastMCP|MCPServer)\s*\(|tools/list"
+)
 _REMOTE: Final = frozenset(("listTools", "list_tools", "getTools", "get_tools", "tools/list"))
 _STEPS: Final = 600_000
+_MOST_FILLED: Final = 300
+_LONGEST_FILLING: Final = 2_000
 _BY_HAND: Final = 30_000
 
 
@@ -128,15 +136,43 @@ class _Finder:
                 self._run_top(path)
             self._run_left()
             self._classes()
+            self._fill()
             self._lists()
         seen: dict[tuple[str, str, int], Declared] = {}
         for tool in self.out.tools:
             seen.setdefault((tool.name, tool.place.file, tool.place.line), tool)
         self.out.tools = _without_doubles(list(seen.values()))
+        self._proxies()
+        if not (self.out.tools or self.out.unseen or self.nameless):
+            self._nothing()
         self.out.unseen += [
             unseen for where, unseen in self.nameless.items() if where not in self.named_at
         ]
         return self.out
+
+    def _proxies(self) -> None:
+        """Whole servers made at run time, also where nobody was seen to come by."""
+        told = {(unseen.place.file, unseen.place.line) for unseen in self.out.unseen}
+        for path, source in sorted(self.program.sources.items()):
+            for match in _PROXY_WORDS.finditer(source.text):
+                line = source.text.count(b"\n", 0, match.start()) + 1
+                node = self.program.root(path).descendant_for_byte_range(
+                    match.start(), match.end(1)
+                )
+                if (path, line) not in told and "identifier" in node.type:
+                    kind, says = _PROXIES[match[1].decode()]
+                    self.out.unseen.append(Unseen(kind, says, Place(path, line)))
+
+    def _nothing(self) -> None:
+        """A server is built here, and none of its tools was recognised."""
+        for path in sorted(self.hits):
+            source = self.program.sources[path].text
+            match = _SERVES.search(source)
+            if match is not None:
+                line = source.count(b"\n", 0, match.start()) + 1
+                says = "an MCP server is built here, and no tool of it was recognised"
+                self.out.unseen.append(Unseen("run-time", says, Place(path, line)))
+                return
 
     def _find_words(self) -> None:
         """Where something may be declared, and everything that calls what may."""
@@ -308,7 +344,7 @@ class _Finder:
                 return
             self._decorated_tool(decorator, function)
 
-    def _decorated_tool(self, decorator: Call, function: Fun) -> None:
+    def _decorated_tool(self, decorator: Call, function: Fun, by_hand: Place | None = None) -> None:
         config = decorator.args[0] if decorator.args else None
         fields: dict[str, Value] = dict(decorator.named)
         for one in alternatives(config) if config is not None else ():
@@ -317,13 +353,22 @@ class _Finder:
         name = fields.get("name")
         if name is None and config is not None and not isinstance(config, Rec):
             name = config
+        named = name is not None and name != NOTHING
+        if by_hand and not named and self._made_in_a_loop(function):
+            self._nameless(by_hand, "tools are made at run time")
+            return
         self._declare(
-            name if name is not None and name != NOTHING else Const(function.function.name),
+            name if name is not None and named else Const(function.function.name),
             Place(function.function.file, function.function.line),
             fields,
             function,
             "decorator",
+            by_hand,
         )
+
+    def _made_in_a_loop(self, function: Fun) -> bool:
+        """A function made by a function, once for each of nobody knows what."""
+        return bool(self.machine.loops) and function.env.parent is not None
 
     def called(self, machine: Machine, call: Call) -> Value | None:
         name = call.name
@@ -376,7 +421,7 @@ class _Finder:
     def _request_handler(self, call: Call) -> None:
         if len(call.args) < 2:
             return
-        named = _schema_name(call.args[0])
+        named = _schema_name(call.args[0]) or self._schema_by_text(call)
         if named == "CallTool":
             self._take(call.args[1], self.out.dispatchers)
         elif named == "ListTools":
@@ -389,6 +434,17 @@ class _Finder:
                         Place(call.file, call.line),
                     )
                 )
+
+    def _schema_by_text(self, call: Call) -> str:
+        """In a bundle that holds its SDK too: what the schema's own definition says."""
+        asked = self.machine.asked
+        if not asked or not asked[2] or asked[2][0][0] != "name":
+            return ""
+        name = re.escape(asked[2][0][1].encode())
+        source = self.program.sources[call.file].text
+        pattern = rb"(?<![\w$.])" + name + rb"\s*=[^;]{0,160}?[\"']tools/(list|call)[\"']"
+        match = re.search(pattern, source)
+        return {b"list": "ListTools", b"call": "CallTool"}[match[1]] if match else ""
 
     def _registered(self, call: Call) -> Value | None:
         functions = [
@@ -469,9 +525,10 @@ class _Finder:
         decorator = self.decorators.get(int(call.callee.path[0])) if call.callee.path else None
         if decorator is None or not call.args:
             return None
+        place = Place(call.file, call.line)
         for one in alternatives(call.args[0]):
             if isinstance(one, Fun):
-                self._decorated_tool(decorator, one)
+                self._decorated_tool(decorator, one, place)
                 return one
         self._nameless(Place(call.file, call.line), "the function is only known at run time")
         return None
@@ -517,12 +574,16 @@ class _Finder:
         fields: dict[str, Value],
         handler: Fun | None,
         how: str = "call",
+        by_hand: Place | None = None,
     ) -> None:
         names = [text for text in texts(name) if _plausible(text)]
         if not names or any("{}" in text for text in names):
             names = [text for text in names if "{}" not in text] or _prefixed(names)
         if not names:
-            self._nameless(place, "a tool's name is only known at run time")
+            says = "a tool's name is only known at run time"
+            if handler is not None and self._hands_on(handler):
+                says = "a tool of another MCP server is handed on, its name known at run time"
+            self._nameless(by_hand or place, says)
             return
         self.named_at.add((place.file, place.line))
         description = next(iter(texts(fields.get("description"))), "")
@@ -546,6 +607,36 @@ class _Finder:
             (place.file, place.line),
             Unseen("run-time", f"{says}{' (declared in a loop)' if loops else ''}", place),
         )
+
+    # --- registries that are filled while files load --------------------------------------------
+
+    def _fill(self) -> None:
+        """`registry.add(…)` at the top of files that a dispatcher's file leads to."""
+        waiting = [fun.function.file for fun in (*self.listers, *self.out.dispatchers)]
+        seen: set[str] = set()
+        while waiting and len(seen) < _MOST_FILLED:
+            path = waiting.pop(0)
+            if path in seen:
+                continue
+            seen.add(path)
+            module = self.program.module(path)
+            for what in (*module.imports.values(), *module.star_imports):
+                found = self.program.resolve(path, what)
+                if found is not None:
+                    waiting.append(found[0])
+        for path in sorted(seen):
+            self._fill_from(path)
+
+    def _fill_from(self, path: str) -> None:
+        env = self.machine.module_env(path)
+        offsets = self.hits.get(path, ())
+        for (start, end), lower in self.program.module(path).running:
+            if end - start > _LONGEST_FILLING or any(start <= at < end for at in offsets):
+                continue
+            for statement in lower():
+                if statement[0] in ("expr", "loop"):
+                    self.machine.left = max(self.machine.left, _BY_HAND)
+                    self._statement(statement, env, path)
 
     # --- classes that are tools -----------------------------------------------------------------
 
@@ -615,6 +706,11 @@ class _Finder:
                 self.out.unseen.append(Unseen("remote", says, place))
             else:
                 self.out.unseen.append(Unseen("run-time", says, place))
+
+    def _hands_on(self, handler: Fun) -> bool:
+        source = self.program.sources[handler.function.file].text
+        start, end = handler.function.span
+        return bool(re.search(rb"\.(?:callTool|call_tool)\s*\(", source[start:end]))
 
     def _asks_elsewhere(self, lister: Fun) -> bool:
         source = self.program.sources[lister.function.file].text

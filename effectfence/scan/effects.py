@@ -107,7 +107,10 @@ class Effects:
     # --- taking down ---------------------------------------------------------------------------
 
     def _written(self, machine: Machine, call: Call, found: Written) -> None:
-        if found.verb == "given" and self.reads_only:
+        if found.kind == "sql" and found.verb == "given" and self.reads_only:
+            return
+        unknown = found.kind == "process" and found.repeats == "depends" and found.verb != "given"
+        if unknown and meaning(self.declared.name) == "read":
             return
         path = self._path(machine, call)
         if self._keeps_house(machine, call, found, path):

@@ -67,6 +67,7 @@ DECLARES: Final = table(
     add_resource add_prompt registerTools"""
 )
 """What declares to a server: the functions it is handed run when a client asks, not now."""
+SDK: Final = "@modelcontextprotocol/sdk"
 _ASIDE: Final = 4_000
 _MOST_ENTRIES: Final = 24
 """How often one walk enters the same function with ever other arguments."""
@@ -159,6 +160,8 @@ class Machine:
         self.file = ""
         self.line = 0
         self.hot: Callable[[Function], bool] = lambda _: False
+        self.asked: Node | None = None
+        """the call that is being made, as it stands in the source"""
         self.made: list[Fun] = []
         self.wrappers: list[tuple[str, str, int]] = []
         self.entered: set[Function] = set()
@@ -1191,7 +1194,7 @@ class Machine:
     def _e_call(self, node: Node, env: Env) -> Value:
         callee = self._callee(node[1], env)
         args, named = self.arguments(node[2], node[3], env)
-        self.file, self.line = env.file, node[4]
+        self.file, self.line, self.asked = env.file, node[4], node
         return self.call(callee, args, named, node[4], file=env.file)
 
     def _callee(self, node: Node, env: Env) -> Value:
@@ -1233,6 +1236,9 @@ class Machine:
             finally:
                 self.uncertain -= 1
         if isinstance(callee, Fun):
+            if callee.function.name in DECLARES and self._of_sdk(callee.owner):
+                sym = Sym("module", (SDK, callee.function.name))
+                return self._external(Call(sym, args, named, file, line, new))
             return self.enter(callee, args, named, line, file)
         if isinstance(callee, Kls):
             made = Rec(kind=callee, file=callee.made.file, line=callee.made.line)
@@ -1252,6 +1258,15 @@ class Machine:
         if isinstance(callee, Sym):
             return self._external(Call(callee, args, named, file, line, new))
         return UNKNOWN
+
+    def _of_sdk(self, kls: Kls | None) -> bool:
+        """Whether a class is the SDK's own server, packed into the same bundle."""
+        seen: list[Kls] = [kls] if kls is not None else []
+        for one in seen[:6]:
+            if {"setRequestHandler", "setToolRequestHandlers"} & one.made.methods.keys():
+                return True
+            seen += [base for base in self.bases(one) if isinstance(base, Kls)]
+        return False
 
     def _construct_base(
         self, callee: Super, args: list[Value], named: dict[str, Value], line: int
@@ -1349,6 +1364,7 @@ class Machine:
             return UNKNOWN
         key = (
             function,
+            id(fun.env),
             _print_of(fun.this),
             tuple(map(_print_of, args)),
             tuple((name, _print_of(value)) for name, value in named.items()),

@@ -22,6 +22,7 @@ from effectfence.scan.values import (
     joined,
     many,
     texts,
+    truth,
 )
 
 if TYPE_CHECKING:
@@ -211,8 +212,11 @@ def _of_list(
     if name in _SAME_LIST:
         out = Seq(list(receiver.items), receiver.open or name in ("filter", "slice"))
         if name == "filter" and args:
-            _each(machine, receiver, args[0], line, file)
-            out.open = receiver.open
+            results = _each(machine, receiver, args[0], line, file)
+            held = [truth(result) for result in results]
+            pairs = zip(receiver.items, held, strict=False)
+            out.items = [item for item, holds_ in pairs if holds_ is not False]
+            out.open, out.fewer = receiver.open, receiver.fewer or None in held
         return out
     if name in ("map", "flatMap", "forEach", "some", "every", "find", "reduce", "findIndex"):
         results = _each(machine, receiver, args[0], line, file) if args else []
@@ -246,8 +250,6 @@ def _found(machine: Machine, receiver: Seq, results: list[Value]) -> Value:
     """`find`: the item whose test surely holds, or any whose test may."""
     possible: list[Value] = []
     for item, result in zip(receiver.items, results, strict=False):
-        from effectfence.scan.values import truth
-
         holds_ = truth(result)
         if holds_:
             return item
@@ -279,6 +281,11 @@ def _of_record(
 ) -> Value:
     if name in ("get", "pop", "setdefault"):
         key = args[0] if args else UNKNOWN
+        if name == "setdefault" and len(args) > 1:
+            if not isinstance(key, Const):
+                receiver.open = True
+                return receiver.fields.setdefault("*", args[1])
+            return receiver.fields.setdefault(str(key.value), args[1])
         found = machine.index(receiver, key)
         if found == NOTHING and len(args) > 1:
             return args[1]

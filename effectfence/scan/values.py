@@ -59,6 +59,8 @@ class Seq(Value):
     items: list[Value]
     open: bool = False
     """there may be more, or fewer"""
+    fewer: bool = False
+    """there may be fewer, but no others"""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +183,7 @@ def truth(value: Value) -> bool | None:
     if isinstance(value, Const):
         return bool(value.value)
     if isinstance(value, Seq):
-        return None if value.open else bool(value.items)
+        return None if value.open or value.fewer else bool(value.items)
     if isinstance(value, Rec):
         return True if value.kind or value.fields or value.made_by else None
     if isinstance(value, Fun | Kls | Mod):

@@ -500,7 +500,8 @@ def _process(call: Call, sym: Sym) -> Written | None:
     found: Command = command(call)
     if found.reads:
         return _READ
-    return Written("process", found.shown, found.repeats, found.because, module)
+    verb = "given" if found.given else ""
+    return Written("process", found.shown, found.repeats, found.because, module, verb)
 
 
 # --- SQL ------------------------------------------------------------------------------------------
@@ -722,6 +723,8 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
     if name in _NOUNS or (name == "initialize" and len(call.args) + len(call.named) < 2):
         return None
     said = meaning(command_name or name)
+    if words(name)[0] == "set" and words(name)[-1] in _SETTINGS:
+        return None
     if name == "commit" and module in _GIT:
         said = "effect"
     if said in (None, "read"):
@@ -745,6 +748,12 @@ _NOUNS: Final = table(
     star vote event import lock new request state price stop_reason share call start_time note"""
 )
 """`client.issue(key)`: what is asked for, although it could be a verb."""
+_SETTINGS: Final = table(
+    """token key credentials auth header headers timeout logger level proxy session cookie cookies
+    password context option options language locale debug agent secret config mode hook handler
+    callback encoding listener interceptor retries url environment scheme"""
+)
+"""What is set on a client itself, in this process."""
 _GIT: Final = table("git simple-git isomorphic-git pygit2 dulwich nodegit")
 
 
