@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from effectfence.scan.model import Repeats
 from effectfence.scan.tables import table
-from effectfence.scan.values import Const, Rec, Seq, Value, alternatives, texts
+from effectfence.scan.values import Const, Rec, Seq, Value, alternatives, syms, texts
 from effectfence.scan.words import meaning
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Command:
 def command(call: Call) -> Command:
     """What a started program changes, by its own words."""
     argv = _words(call)
+    from_call = any(sym.root == "input" for arg in call.args[:1] for sym in syms(arg))
     program = posixpath.basename(argv[0]).removesuffix(".exe") if argv else ""
     if (
         program in ("sudo", "npx", "uvx", "env", "bash", "sh", "cmd", "powershell")
@@ -75,7 +76,9 @@ def command(call: Call) -> Command:
             rest = rest[0].split()
         if rest and program not in ("npx", "uvx"):
             argv, program = rest, posixpath.basename(rest[0])
-    if not program or program == "{}" or "{}" in program:
+    if program == "{}" and not from_call:
+        return _by_verbs(argv)
+    if not program or "{}" in program:
         return Command(_GIVEN_ONE, "depends", "the command comes from the call", given=True)
     verbs = [word for word in argv[1:] if word[:1].isalpha() and not set("={}:/ ") & set(word)]
     known = next((word for word in verbs[:5] if _knows(program, word)), verbs[0] if verbs else "")
@@ -101,6 +104,17 @@ def command(call: Call) -> Command:
     if said is None:
         return Command(shown, "depends", f"what `{program}` changes is its own affair")
     return Command(shown, said, f"`{shown}` by its verb")
+
+
+def _by_verbs(argv: list[str]) -> Command:
+    """A program found at run time, with words that are known."""
+    for word in argv[1:5]:
+        said = meaning(word) if word[:1].isalpha() and "{}" not in word else None
+        if said == "read":
+            return Command(f"… {word}", "same", "", reads=True)
+        if said is not None:
+            return Command(f"… {word}", said, f"`{word}` by its verb")
+    return Command(_GIVEN_ONE, "depends", "the command comes from the call", given=True)
 
 
 def _curl(argv: list[str]) -> Command:

@@ -345,6 +345,7 @@ class _Finder:
             self._decorated_tool(decorator, function)
 
     def _decorated_tool(self, decorator: Call, function: Fun, by_hand: Place | None = None) -> None:
+        function = function.wraps or function
         config = decorator.args[0] if decorator.args else None
         fields: dict[str, Value] = dict(decorator.named)
         for one in alternatives(config) if config is not None else ():
@@ -483,6 +484,7 @@ class _Finder:
             fields.setdefault("description", call.args[1])
         if call.callee.root == "unknown" and not call.callee.path[:-1]:
             return None
+        functions = [(at, one.wraps or one) for at, one in functions]
         if functions and functions[0][0] == 0 and not texted:  # Python: add_tool(function)
             self._declare(
                 fields.get("name") or Const(functions[0][1].function.name),

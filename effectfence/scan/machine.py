@@ -378,6 +378,8 @@ class Machine:
                 one = Sym("field", (one.name,))
             if isinstance(one, Sym):
                 call = Call(one, args, named, env.file, line)
+                if call.name == "wraps" and args and isinstance(args[0], Fun):
+                    made.wraps = args[0].wraps or args[0]
                 self.listener.decorated(self, call, made)
             elif isinstance(one, Fun) and self.hot(one.function):
                 result = self.call(one, args, named, line) if decorator[0] == "call" else one
@@ -1373,7 +1375,7 @@ class Machine:
         if key in self._answers:
             return self._answers[key]
         seen = self._entries.get(function, 0)
-        if seen >= _MOST_ENTRIES and not self.hot(function):
+        if seen >= _MOST_ENTRIES and not self._evaluating and not self.hot(function):
             return UNKNOWN
         self._entries[function] = seen + 1
         env = self.bind(fun, args, named)

@@ -100,13 +100,17 @@ class Program:
             for path in (f"{inside}.py", f"{inside}/__init__.py"):
                 if path in self.sources:
                     package = f"{base}/__init__.py" if base else "__init__.py"
-                    if package in self.sources and name in self.module(package).imports:
+                    what = self._imported_there(package, name)
+                    if what is not None and (what.module or what.level != 1):
                         return package, name
                     return path, "*"
         for path in (f"{base}.py", f"{base}/__init__.py" if base else "__init__.py"):
             if path in self.sources:
                 return path, name
         return None
+
+    def _imported_there(self, package: str, name: str) -> Import | None:
+        return self.module(package).imports.get(name) if package in self.sources else None
 
     def _by_tail(self, module: str) -> list[str]:
         if self._dotted is None:

@@ -82,6 +82,8 @@ class Fun(Value):
     env: Env
     this: Value | None = None
     owner: Kls | None = None
+    wraps: Fun | None = None
+    """what `functools.wraps` says it stands for"""
 
 
 @dataclass(slots=True, eq=False)
