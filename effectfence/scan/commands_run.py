@@ -108,6 +108,10 @@ def command(call: Call) -> Command:
 
 def _by_verbs(argv: list[str]) -> Command:
     """A program found at run time, with words that are known."""
+    spoken = [word for word in argv[1:4] if word[:1].isalpha() and "{}" not in word]
+    reading = next((word for word in spoken[:2] if meaning(word) == "read"), None)
+    if reading:
+        return Command(f"… {reading}", "same", "", reads=True)
     for word in argv[1:5]:
         said = meaning(word) if word[:1].isalpha() and "{}" not in word else None
         if said == "read":

@@ -103,6 +103,8 @@ class Declarations:
     dispatchers: list[Fun] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     machine: Machine | None = None
+    steps_left: int = 6_000_000
+    """for following all tools together; then each gets the fewest"""
     nobody: dict[Fun, tuple[int, list[tuple[str, int]]]] = field(default_factory=dict)
     """what each dispatcher does with a name that no tool has"""
 

@@ -33,9 +33,10 @@ from effectfence.scan.values import (
     texts,
 )
 from effectfence.scan.words import about_money, meaning, words
-from effectfence.scan.writes import Written, classify, module_of
+from effectfence.scan.writes import ASKS, Written, classify, module_of
 
 _STEPS: Final = 40_000
+_FEWEST_STEPS: Final = 10_000
 _NO_TOOL: Final = "no such tool"
 _HOUSEKEEPING: Final = table(
     """auth authenticate authorize token tokens credentials credential cache log logger logging
@@ -113,6 +114,12 @@ class Effects:
         if unknown and meaning(self.declared.name) == "read":
             return
         path = self._path(machine, call)
+        if found.verb == ASKS:
+            if meaning(self.declared.name) not in ("effect", "same"):
+                return
+            found.verb = "POST"
+        if found.verb == "POST" and self._asks_by_post(found, path):
+            return
         if self._keeps_house(machine, call, found, path):
             return
         repeats, because = self._judge(found, path)
@@ -175,6 +182,14 @@ class Effects:
         own = set(words(self.declared.name))
         return any(_keeps(step.name, own, found.kind) for step in path[1:])
 
+    def _asks_by_post(self, found: Written, path: tuple[Step, ...]) -> bool:
+        """A tool that reads, through an API that takes its questions as `POST`."""
+        if meaning(self.declared.name) != "read":
+            return False
+        parts = [part for part in found.what.split("/")[1:] if part.strip("…{}")]
+        names = [*parts, *(step.name for step in path[1:])]
+        return not any(meaning(name) in ("effect", "same") for name in names if not _sends(name))
+
     def _judge(self, found: Written, path: tuple[Step, ...]) -> tuple[Repeats, str]:
         """A `POST` says little by itself; the names on its way say what it is for."""
         if found.kind != "http" or found.verb != "POST":
@@ -198,6 +213,17 @@ class Effects:
             return ""
         lines = source.text.split(b"\n", line)
         return lines[line - 1][:300].decode("utf-8", "replace") if len(lines) >= line else ""
+
+
+_SENDING: Final = table(
+    """post put patch delete request requests send call api fetch http rpc do make execute run async
+    json raw perform rest client invoke wrapper retry with cb handler fn graphql query"""
+)
+
+
+def _sends(name: str) -> bool:
+    """A function through which all requests go, reading or not."""
+    return set(words(name)) <= _SENDING
 
 
 def _keeps(name: str, own: set[str], kind: str) -> bool:
@@ -282,7 +308,8 @@ def _run(
     args: list[Value],
     named: dict[str, Value],
 ) -> int:
-    machine = Machine(program, effects, _STEPS)
+    steps = max(_FEWEST_STEPS, min(_STEPS, declarations.steps_left))
+    machine = Machine(program, effects, steps)
     if declarations.machine is not None:
         machine.globals = declarations.machine.globals
     place = Place(handler.function.file, handler.function.line)
@@ -296,7 +323,9 @@ def _run(
         effects.unseen.append(
             Unseen("bounded", "its code is nested deeper than is followed", place)
         )
-    return _STEPS - machine.left
+    used = steps - machine.left
+    declarations.steps_left -= used
+    return used
 
 
 _CONTEXT: Final = re.compile(r"\b(?:Context|RequestContext|ServerContext)\b")

@@ -56,6 +56,10 @@ def take(root: Path) -> Taken:
     taken = Taken()
     paths: list[tuple[str, int]] = []
     if root.is_file():
+        if root.suffix.lower() not in ENDINGS:
+            says = f"not a file that is read: {', '.join(ENDINGS)} are"
+            taken.unseen.append(Unseen("language", says, Place(root.name, 1)))
+            return taken
         paths = [(root.name, root.stat().st_size)]
         root = root.parent
     else:
@@ -156,6 +160,8 @@ def _one_build(paths: list[tuple[str, int]]) -> list[tuple[str, int]]:
         if "cjs" in path and any(other != path and other in known for other in twin):
             continue
         if path.endswith(".mjs") and f"{path[:-4]}.js" in known:
+            continue
+        if path.endswith(".js") and f"{path[:-3]}.ts" in known:
             continue
         out.append((path, size))
     return out

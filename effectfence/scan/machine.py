@@ -51,7 +51,7 @@ from effectfence.scan.values import (
 
 _DEEPEST_CALL: Final = 14
 _DEEPEST_EXPRESSION: Final = 120
-_LONGEST_LOOP: Final = 80
+_LONGEST_LOOP: Final = 1_000
 _FOLLOWED_METHODS: Final = 2
 _NOT_FOLLOWED: Final = table(
     """get set add push pop append update map filter forEach then catch finally on emit join split

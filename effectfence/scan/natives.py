@@ -110,7 +110,7 @@ def extend(machine: Machine, target: Seq, added: Value) -> None:
     items = iterated(added)
     if items is None or (isinstance(added, Seq) and added.open) or machine.uncertain:
         target.open = True
-    target.items.extend((items if items is not None else [an_item(added)])[:200])
+    target.items.extend((items if items is not None else [an_item(added)])[:1_000])
 
 
 def merge(machine: Machine, target: Rec, added: Value) -> None:
@@ -194,7 +194,7 @@ def _of_list(
     machine: Machine, receiver: Seq, name: str, args: list[Value], line: int, file: str
 ) -> Value:
     if name in ("append", "push", "add", "unshift", "appendleft"):
-        receiver.items.extend(args if len(receiver.items) < 400 else ())
+        receiver.items.extend(args if len(receiver.items) < 1_000 else ())
         receiver.open = receiver.open or bool(machine.uncertain)
         return NOTHING
     if name in ("extend", "update"):
@@ -262,7 +262,7 @@ def _found(machine: Machine, receiver: Seq, results: list[Value]) -> Value:
 
 def _each(machine: Machine, receiver: Seq, function: Value, line: int, file: str) -> list[Value]:
     results: list[Value] = []
-    items = receiver.items[:80]
+    items = receiver.items[:1_000]
     if receiver.open and not items:
         items = [UNKNOWN]
     for at, item in enumerate(items):
@@ -340,7 +340,7 @@ def _of_text(
         old, new = texts(args[0]), texts(args[1])
         if whole is not None and old and new and isinstance(args[0], Const):
             return Const(whole.replace(old[0], new[0]))
-        return receiver if whole is None else Text((whole, UNKNOWN))
+        return receiver  # mostly it is made harmless, and reads as before
     if name == "format":
         return Text((whole, *args, *named.values())) if whole is not None else receiver
     if name in ("startswith", "startsWith") and whole is not None and args:

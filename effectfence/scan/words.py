@@ -17,11 +17,10 @@ REPEATS: Final = table(
     order book invite reply comment upload push enqueue emit trigger run launch spawn duplicate
     clone generate register issue mint swap buy sell notify broadcast forward produce incr
     increment decr decrement import schedule dispatch invoke pop lpush rpush lpop rpop xadd lrem
-    restart initialize deposit withdraw capture execute record
-    log purchase donate tip lock recreate build
-    announce email text sms call dial message tweet toot share request initiate enroll stake
-    unshift requeue rerun retry reissue resend compose write_draft draft start_job provision new
-    quote"""
+    restart mutate track copy initialize deposit withdraw capture execute record log purchase
+    donate tip recreate build announce email text sms call dial message tweet toot share request
+    initiate enroll stake unshift requeue rerun retry reissue resend compose write_draft draft
+    start_job provision new quote"""
 )
 SAME: Final = table(
     """update set put patch delete remove upsert merge archive unarchive close reopen cancel enable
@@ -29,13 +28,13 @@ SAME: Final = table(
     grant approve reject accept claim reclaim release unlock follow unfollow star unstar pin
     unpin leave save write edit modify change complete uncomplete confirm tag untag link unlink
     attach detach clear reset restore purge drop truncate kill terminate destroy expire persist
-    deploy apply pull install uninstall upgrade rollback sync overwrite store mkdir unlink rmdir
-    ban unban block unblock mute unmute hide unhide activate deactivate suspend subscribe settle
-    void finalize finish end abort scale cordon uncordon drain bulk_update hset hdel hmset sadd
-    srem zadd zrem del flushall flushdb xdel xack resolve unresolve trash untrash empty erase
-    vote upvote downvote like unlike react wipe evict disconnect transition toggle shutdown
-    reboot commit checkout rebase fork save_changes associate disassociate bind unbind
-    register_or_update add_or_update"""
+    deploy apply pull install uninstall upgrade rollback sync overwrite store mkdir rmdir ban
+    unban block unblock mute unmute answer declare decide hide unhide activate deactivate
+    suspend subscribe settle void finalize finish end abort scale cordon uncordon drain
+    bulk_update hset hdel hmset sadd srem zadd zrem del flushall flushdb xdel xack resolve
+    unresolve trash untrash empty erase vote upvote downvote like unlike react wipe evict
+    disconnect transition toggle shutdown reboot commit checkout rebase fork save_changes
+    associate disassociate bind unbind register_or_update add_or_update lock"""
 )
 READS: Final = table(
     """get list find fetch read search query count status info check describe show view is has

@@ -379,13 +379,18 @@ def _http_receiver(sym: Sym) -> bool:
     return bool(chain & {"client", "session", "http", "axios", "api", "requests", "httpx", "rest"})
 
 
-_READING_POSTS: Final = re.compile(
-    r"(?:^|[/_.:-])(?:search|query|_search|_msearch|_count|lookup|find|filter|list|graphql\?read|"
-    r"oauth2?|token|tokens|login|auth|authenticate|authorize|introspect|batch_?get|preview|"
-    r"validate|estimate|simulate|quote|calculate|suggest|autocomplete|embeddings?|chat/completions|"
-    r"completions|rerank|translate|jql|aggregate|runquery|databases/\{\}/query|oauth/token|"
-    r"generatecontent|evaluate|distances?|parse|detect|analy[sz]e|count|info|describe|read|get)"
-    r"(?:[/?#:]|$|\{\}$)",
+ASKS: Final = "POST that asks"
+"""A `POST` by whose path one would think it a question; the tool's name has the last word."""
+_ASKING_PATHS: Final = re.compile(
+    r"(?:^|[/_.:-])(?:search|query|_search|_msearch|_count|lookup|find|filter|list|batch_?get|"
+    r"preview|validate|estimate|simulate|quote|calculate|suggest|autocomplete|embeddings?|"
+    r"chat/completions|completions|rerank|translate|jql|aggregate|runquery|generatecontent|"
+    r"evaluate|distances?|parse|detect|analy[sz]e|count|info|describe|read|get)(?:[/?#:]|$)",
+    re.I,
+)
+_LETTING_IN: Final = re.compile(
+    r"(?:^|[/_.:-])(?:oauth2?|tokens?|login|auth|authenticate|authorize|introspect)(?:[/?#:]|$)|"
+    r"/oauth2?/|/search/",
     re.I,
 )
 
@@ -399,13 +404,15 @@ def _http_write(call: Call, verbs: list[str], sym: Sym) -> Written:
     if verb == "POST" and _reads_only(call, url):
         return _READ
     shown = _shown_url(url)
+    last = url.split("?")[0].rstrip("/").rsplit("/", 1)[-1] if url else ""
+    asks = verb == "POST" and bool(last) and bool(_ASKING_PATHS.search(f"/{last}"))
     return Written(
         "http",
         f"{verb} {shown}".strip(),
         VERBS[verb],
         f"{verb} {_BECAUSE[verb]}",
         _library(sym),
-        verb,
+        ASKS if asks else verb,
     )
 
 
@@ -418,10 +425,10 @@ _BECAUSE: Final = {
 
 
 def _reads_only(call: Call, url: str) -> bool:
-    last = url.split("?")[0].rstrip("/").rsplit("/", 1)[-1] if url else ""
-    if last and _READING_POSTS.search(f"/{last}"):
-        return True
-    if url and re.search(r"/oauth2?/|/token$|/login$|rpc/get_|/search/", url):
+    """A `POST` that lets in, or whose text is a query."""
+    bare = url.split("?")[0].rstrip("/")
+    last = bare.rsplit("/", 1)[-1] if bare else ""
+    if (last and _LETTING_IN.search(f"/{last}")) or re.search(r"/oauth2?/|rpc/get_", bare):
         return True
     return _graphql_reads(call, url) or _rpc_reads(call)
 
@@ -720,6 +727,8 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
         return None
     if name[:1].isupper():
         return None  # a class: making an object of it changes nothing yet
+    if module in _HTTP and name in ("create", "extend", "instance", "use"):
+        return None
     if name in _NOUNS or (name == "initialize" and len(call.args) + len(call.named) < 2):
         return None
     said = meaning(command_name or name)
@@ -783,8 +792,8 @@ def _client(call: Call, sym: Sym) -> bool:
             and chain[0] not in ("process", "window", "document")
         )
     if sym.root == "context":
-        if len(chain) < 2 or {"session", "request_context"} >= set(chain[1:]):
-            return False
+        if not {"lifespan_context", "state", "app", "deps", "fastmcp"} & set(chain):
+            return False  # what is said to the client that called
         known = {word for part in chain[1:] for word in words(part)}
         return not ambiguous or bool(known & _CLIENT_WORDS)
     data = bool(chain) and chain[-1].lower().replace("_", "") in _DATA_WORDS
