@@ -24,7 +24,7 @@ from bench._durable import pair_on, rate, run_on
 from bench._measure import RESULT, Row, arguments, main, micro, request, say
 from bench._once import AsyncOnce, Once
 from effectfence import EffectFence, EffectRequest, Fresh, Replay
-from tests.engines import PostgresServer
+from tests.servers import NotInstalled, PostgresServer
 
 _WAITERS: Final = 1_000
 _numbers = itertools.count()
@@ -67,9 +67,12 @@ async def _measure(full: bool) -> list[Row]:
 @contextmanager
 def server() -> Iterator[PostgresServer]:
     """On a disk, as the package configures it."""
-    postgres = PostgresServer.create(
-        on_disk=True, shared_buffers="128MB", max_wal_size="1GB", autovacuum_naptime="1min"
-    )
+    try:
+        postgres = PostgresServer.create(
+            on_disk=True, shared_buffers="128MB", max_wal_size="1GB", autovacuum_naptime="1min"
+        )
+    except NotInstalled as missing:
+        raise SystemExit(str(missing)) from None
     try:
         yield postgres
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from effectfence import EffectFence, LedgerUnavailable
 from tests.conftest import asked, claimed, until
-from tests.engines import PostgresServer
+from tests.engines import PostgresServer, skipping
 from tests.remote.linear import Op, linearizable
 from tests.remote.load import Load
 from tests.remote.opened import opened
@@ -25,7 +25,8 @@ KILLS = 2_000 if LONG else 4
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
     """One that a test may kill."""
-    server = PostgresServer.create()
+    with skipping():
+        server = PostgresServer.create()
     yield server
     server.remove()
 
