@@ -94,7 +94,8 @@ class Declared:
     handler: Fun | None = None
     how: str = "call"
     """call · decorator · listed (its code is found through a dispatcher)"""
-    takes_context: bool = False
+    server: Env | None = None
+    """where the handler that lists it was made: its dispatcher was made there too"""
 
 
 @dataclass(slots=True)
@@ -405,7 +406,9 @@ class _Finder:
 
     def _take(self, value: Value | None, where: list[Fun]) -> None:
         for one in alternatives(value) if value is not None else ():
-            if isinstance(one, Fun) and not any(f.function is one.function for f in where):
+            if isinstance(one, Fun) and not any(
+                f.function is one.function and f.env is one.env for f in where
+            ):
                 where.append(one)
 
     def _constructed(self, call: Call) -> Value | None:
@@ -758,7 +761,7 @@ class _Finder:
             before = len(self.out.tools)
             self._declare(fields.get("name", UNKNOWN), place, fields, None)
             for tool in self.out.tools[before:]:
-                tool.handler = handler
+                tool.handler, tool.server = handler, lister.env
                 found = True
         return found
 

@@ -37,6 +37,7 @@ from effectfence.scan.writes import ASKS, Written, classify, module_of
 
 _STEPS: Final = 40_000
 _FEWEST_STEPS: Final = 10_000
+_MOST_DISPATCHERS: Final = 8
 _NO_TOOL: Final = "no such tool"
 _HOUSEKEEPING: Final = table(
     """auth authenticate authorize token tokens credentials credential cache log logger logging
@@ -297,7 +298,11 @@ def _nobody(
 
 
 def _near(dispatchers: list[Fun], declared: Declared) -> list[Fun]:
-    return sorted(dispatchers, key=lambda fun: fun.function.file != declared.place.file)
+    """Those of its own server first, then those of its file; a few of the others."""
+    own = [fun for fun in dispatchers if fun.env is declared.server]
+    others = [fun for fun in dispatchers if fun.env is not declared.server]
+    others.sort(key=lambda fun: fun.function.file != declared.place.file)
+    return [*own, *others][:_MOST_DISPATCHERS]
 
 
 def _run(
