@@ -84,6 +84,8 @@ class Effects:
         found = guards.of_test(machine, test, then, env)
         if found is not None:
             self.checks.append((len(machine.frames), found))
+            if found.kind == "dedupe":  # taking the claim is not what it guards
+                self.writes = [one for one in self.writes if one.place != found.place]
         if _admits_selects_only(test):
             self.reads_only.append(len(machine.frames))
 

@@ -725,7 +725,7 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
     command_name = _aws_command(call)
     if (name == "build" and len(_chain(sym)) < 2) or name == "end":
         return None
-    if name[:1].isupper():
+    if name[:1].isupper() or "retry" in words(name):
         return None  # a class: making an object of it changes nothing yet
     if module in _HTTP and name in ("create", "extend", "instance", "use"):
         return None
