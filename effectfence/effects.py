@@ -30,7 +30,7 @@ import typing
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("effectfence")
 _current: contextvars.ContextVar[Effect] = contextvars.ContextVar("effectfence_current")
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ExceptionTypes = tuple[type[BaseException], ...] | type[BaseException]
 
 
@@ -357,8 +359,7 @@ class Fencing:
                 return called[0]
             return returns.rebuilt(cert)
 
-        fenced.__signature__ = signature  # type: ignore[attr-defined]  # functions take attributes
-        return fenced
+        return _showing(fenced, signature)
 
     def _request(
         self,
@@ -457,6 +458,17 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
     return inspect.signature(function)
+
+
+def _showing(fenced: Callable[P, R], signature: inspect.Signature) -> Callable[P, R]:
+    """Shows its signature to those who don't follow `__wrapped__`, such as `getfullargspec`.
+
+    Unless strings are in it: nobody could have them evaluated any more (`eval_str=True`).
+    """
+    parameters = (parameter.annotation for parameter in signature.parameters.values())
+    if not any(isinstance(each, str) for each in (*parameters, signature.return_annotation)):
+        fenced.__signature__ = signature  # type: ignore[attr-defined]  # functions take attributes
+    return fenced
 
 
 def _name_of(function: Callable[..., Any]) -> str:

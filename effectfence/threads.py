@@ -39,6 +39,7 @@ from effectfence.effects import (
     _refuse_generators,
     _Returns,
     _seconds,
+    _showing,
     _signature_of,
 )
 from effectfence.leases import Lost
@@ -607,8 +608,7 @@ class BlockingFencing(Fencing):
             replayed: R = returns.rebuilt(attempt.cert)
             return replayed
 
-        fenced.__signature__ = signature  # type: ignore[attr-defined]  # functions take attributes
-        return fenced
+        return _showing(fenced, signature)
 
 
 # --- waiting --------------------------------------------------------------------------------------
