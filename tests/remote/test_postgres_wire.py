@@ -18,7 +18,7 @@ from effectfence import (
     PreparedEffect,
     Replay,
 )
-from effectfence.stores.contract import Change, Put
+from effectfence.stores.contract import ABSENT, Change, Put
 from effectfence.stores.postgres import PostgresStore
 from tests.conftest import asked, claimed
 from tests.engines import PostgresServer
@@ -146,6 +146,20 @@ async def test_whether_it_was_written_is_said_where_it_is_known(proxy: Proxy, ur
     with pytest.raises(LedgerUnavailable) as caught:  # by now there is no line to send it on
         await store.swap(Change({}, (Put("a", tag="t"),)))
     assert caught.value.ran is False
+    proxy.silent = False
+    await store.aclose()
+
+
+async def test_what_waits_for_a_connection_does_not_wait_for_each_to_fail(
+    proxy: Proxy, url: str
+) -> None:
+    """Its own time is over with that of those before it: a queue has one end, not many."""
+    store = await PostgresStore.open(through(proxy, url, timeout=1) + "&pool=1")
+    proxy.silent = True
+    changes = [Change({f"a{n}": ABSENT, f"b{n}": ABSENT}, (Put(f"a{n}"),)) for n in range(900)]
+    answers = await asyncio.gather(*map(store.swap, changes), return_exceptions=True)
+    assert all(isinstance(answer, LedgerUnavailable) for answer in answers)
+    assert proxy.connections < 8, "each batch tried for itself"
     proxy.silent = False
     await store.aclose()
 
