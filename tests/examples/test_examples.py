@@ -102,7 +102,24 @@ def test_a_celery_task_charges_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "turf_war", "crash_and_restart"])
+STORY = [
+    "replanned: asked 2 times, charged 1 time(s)",
+    "nine at once: asked 9 times, charged 1 time(s)",
+    "run again: asked 3 times, charged 1 time(s)",
+    "interrupted: asked 2 times, charged 1 time(s)",
+]
+
+
+def test_an_agents_tool_charges_once_whatever_its_model_does():
+    """Cases 1, 14, 15 and 16; the last in a process of its own, with the same certificate."""
+    ran = run("examples.anyio_agent")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [line for line in ran.stdout.splitlines() if not line.startswith(" ")] == STORY
+    assert "replays so far: 11, charges 3" in ran.stdout
+    assert "resumed in a new process: replays 1, the same receipt" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["quickstart", "turf_war", "crash_and_restart", "anyio_agent"])
 def test_an_example_leaves_nothing_behind(name, tmp_path):
     ran = run(f"examples.{name}", env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
     assert ran.returncode == 0
