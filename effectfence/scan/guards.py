@@ -81,7 +81,8 @@ _NEW_KEY: Final = re.compile(
     re.I,
 )
 _SAME_KEY: Final = re.compile(
-    r"(?<!never )(?<!not )(?<!n't )\b(?:same|reuse|identical|repeat)\b[^.\n]{0,60}\b(?:retry|retries|retrying|again|key)\b|"
+    r"(?<!never )(?<!not )(?<!n't )\b(?:same|reuse|identical|repeat)\b[^.\n]{0,60}"
+    r"\b(?:retry|retries|retrying|again|key)\b|"
     r"\bper (?:logical|order|payment|operation|action|intent)\b|"
     r"\bfor each (?:order|payment|intent)\b",
     re.I,

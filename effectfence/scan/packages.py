@@ -33,7 +33,7 @@ _PIP: Final = re.compile(
     r"^[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]*\])?(?:==[A-Za-z0-9.!+_-]+)?$"
 )
 _NPM: Final = re.compile(
-    r"^(?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~-][A-Za-z0-9._~-]*(?:@[A-Za-z0-9.+-]+)?$"
+    r"^(?:@[a-z0-9][a-z0-9._~-]*/)?[A-Za-z0-9][A-Za-z0-9._~-]*(?:@[A-Za-z0-9][A-Za-z0-9.+-]*)?$"
 )
 _KEPT: Final = frozenset((*ENDINGS, *NOT_READ))
 
@@ -92,7 +92,7 @@ def _pip(wanted: str, folder: Path) -> Path:
             str(folder),
         ]
         command += ["--python-version", python] if python else []
-        said = _run([*command, wanted], folder, f"pip:{wanted}")
+        said = _run([*command, "--", wanted], folder, f"pip:{wanted}")
         archives = sorted(folder.glob("*.whl"))
         if archives:
             return archives[0]
@@ -107,7 +107,7 @@ def _npm(wanted: str, folder: Path) -> Path:
     if npm is None:
         raise CannotScan(f"npm:{wanted} needs npm, which was not found; nothing was scanned")
     command = [npm, "pack", "--ignore-scripts", "--silent", "--pack-destination", str(folder)]
-    said = _run([*command, wanted], folder, f"npm:{wanted}")
+    said = _run([*command, "--", wanted], folder, f"npm:{wanted}")
     archives = sorted(folder.glob("*.tgz"))
     if not archives:
         raise CannotScan(f"npm:{wanted} could not be fetched: {said}; nothing was scanned")
