@@ -31,6 +31,7 @@ if typing.TYPE_CHECKING:
         Refused,
         ResultNotRecorded,
     )
+    from effectfence.events import FenceEvent
     from effectfence.fence import EffectFence
     from effectfence.models import (
         Admission,
@@ -69,6 +70,7 @@ __all__ = [
     "EffectRequest",
     "FenceConfig",
     "FenceError",
+    "FenceEvent",
     "FenceStats",
     "Fresh",
     "Happened",
@@ -128,6 +130,7 @@ _HOMES = {
         "Refused",
         "ResultNotRecorded",
     ),
+    "events": ("FenceEvent",),
     "fence": ("EffectFence",),
     "models": (
         "Admission",

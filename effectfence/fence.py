@@ -31,6 +31,7 @@ from effectfence.canonical import MAX_DEPTH, MAX_NAME_BYTES, Unencodable, check_
 from effectfence.clock import VectorClock
 from effectfence.custody import Custody, Held
 from effectfence.effects import Effect, Fencing, run_effect
+from effectfence.events import Events, FenceEvent, Kind, Listener
 from effectfence.leases import Keeper, Kept, Lost
 from effectfence.models import (
     Admission,
@@ -95,6 +96,7 @@ class _Shared:
     counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     custody: Custody = field(default_factory=Custody)
+    events: Events = field(default_factory=Events)
     reconcilers: Reconcilers = field(default_factory=Reconcilers)
     forks: int = field(default_factory=lambda: _forks)
     closing: bool = False
@@ -169,11 +171,16 @@ class EffectFence:
         that was not handed out is released by the fence itself.
         """
         patience = _seconds(wait_seconds) if wait_seconds else 0.0
+        began = time.monotonic()
         claim = self._claim(request)
-        answer, applied = await self._admit(claim)
-        if patience and type(answer) is rules.Refuse:
-            answer, applied = await self._wait(claim, answer, patience)
-        return self._admission(claim, answer, applied)
+        try:
+            answer, applied = await self._admit(claim)
+            if patience and type(answer) is rules.Refuse:
+                answer, applied = await self._wait(claim, answer, patience)
+        except errors.LedgerUnavailable as error:
+            self._tell("unavailable", claim, began=began, error=error)
+            raise
+        return self._admission(claim, answer, applied, began)
 
     async def commit(self, prepared: PreparedEffect, result: Any) -> EffectCert:
         """It ran, with this result. May be repeated: the same result gets the same certificate.
@@ -182,19 +189,26 @@ class EffectFence:
         `LeaseLost`, `CommitConflict`, `InvalidTicket`, or `LedgerUnavailable` with `.prepared`;
         each carries `.result`. Cancelled, the commit completes before the cancellation goes on.
         """
+        began = time.monotonic()
         try:
             claim, holder = self._spoken_for(prepared)
             content = self._result(claim, result)
-            return await self._commit(claim, holder, prepared, content)
+            cert = await self._commit(claim, holder, prepared, content)
+            if self._shared.events.wanted:
+                self._tell("committed", claim, began=began, ticket=prepared, cert=cert)
+            return cert
         except asyncio.CancelledError:
             await self._shared.custody.see_through(self._commit(claim, holder, prepared, content))
             raise
         except errors.FenceError as error:
             error.ran = True
+            request = getattr(prepared, "request", None)
             if isinstance(error, errors.LedgerUnavailable | errors.LedgerCorrupt):
                 error.prepared = prepared
+                self._tell("unavailable", request, began=began, error=error, ticket=prepared)
             else:
                 self._shared.count("commit_refused")
+                self._tell("commit_refused", request, began=began, error=error, ticket=prepared)
             raise error.with_result(result) from None
 
     async def abort(self, prepared: PreparedEffect, reason: str) -> None:
@@ -204,7 +218,7 @@ class EffectFence:
         """
         with _unknown_if_unwritten():
             claim, holder = self._spoken_for(prepared)
-            await self._report(claim, holder, prepared.seq, self._abort_rule(reason))
+            await self._report("aborted", claim, holder, prepared, self._abort_rule(reason))
 
     async def release(self, prepared: PreparedEffect, reason: str) -> None:
         """It certainly did not run: free again (unknown if an earlier attempt may have run).
@@ -212,7 +226,7 @@ class EffectFence:
         Raises `LeaseLost`, `OutcomeUnknown`, `InvalidTicket`. Cancelled, it completes.
         """
         claim, holder = self._spoken_for(prepared)
-        await self._report(claim, holder, prepared.seq, self._release_rule(reason))
+        await self._report("released", claim, holder, prepared, self._release_rule(reason))
 
     async def heartbeat(self, prepared: PreparedEffect) -> float:
         """Renew the lease from now. Gives its new end as Unix time of this process's wall clock,
@@ -479,6 +493,7 @@ class EffectFence:
         answer, _ = await self._decide([key], settle)
         if type(answer) is not rules.Certify:
             _raise(answer)
+        self._tell("settled", intent, cert=answer.cert, by=by)
         return answer.cert
 
     async def clear(
@@ -502,7 +517,10 @@ class EffectFence:
         def clear(view: View) -> rules.Decision:
             return rules.clear(view, intent, key, word, self.config)
 
-        return bool(_said(await self._decide([key], clear)))
+        cleared = bool(_said(await self._decide([key], clear)))
+        if cleared:
+            self._tell("cleared", intent, by=by)
+        return cleared
 
     async def sweep(self) -> int:
         """Forget what has expired; how many records went."""
@@ -510,7 +528,20 @@ class EffectFence:
         swept = 0
         while went := await self._shared.store.purge():
             swept += went
+        self._tell("swept", count=swept)
         return swept
+
+    def on_event(self, listener: Listener) -> Listener:
+        """Tell `listener` of every decision of this fence and its scopes; gives it back, so that it
+        may be a decorator. It is called where the decision was taken, after it was recorded: be
+        quick, and do not block. What it raises is logged. See `FenceEvent`.
+        """
+        self._shared.events.add(listener)
+        return listener
+
+    def off_event(self, listener: Listener) -> None:
+        """Tell it no more; also from inside of it."""
+        self._shared.events.remove(listener)
 
     def stats(self) -> FenceStats:
         """How the attempts of this process ended, since it opened the fence."""
@@ -548,7 +579,7 @@ class EffectFence:
 
     async def _give_up(self, held: Held) -> None:
         rule = self._abort_rule("the fence was closed while it was held")
-        await self._report(held.claim, held.holder, held.prepared.seq, rule)
+        await self._report("aborted", held.claim, held.holder, held.prepared, rule)
 
     async def _close_ledger(self) -> None:
         shared = self._shared
@@ -637,8 +668,10 @@ class EffectFence:
         claim: claims.Claim,
         answer: rules.Answer,
         applied: Applied | None,
+        began: float,
     ) -> Admission:
         shared = self._shared
+        told = shared.events.wanted
         if type(answer) is rules.Admit:
             assert applied is not None
             record = applied.records[claim.intent_key]
@@ -648,12 +681,18 @@ class EffectFence:
             lapses_at = time.monotonic() + claim.lease_seconds
             shared.custody.hold(Held(prepared, claim, holder, self._scope, lapses_at))
             shared.count("admitted")
+            if told:
+                self._tell("admitted", claim, began=began, ticket=prepared)
             return Fresh(prepared)
         if type(answer) is rules.Replayed:
             shared.count("replayed")
+            if told:
+                self._tell("replayed", claim, began=began, cert=answer.cert)
             return Replay(answer.cert)
         assert type(answer) is rules.Refuse
         shared.count(_COUNTER_OF[type(answer.error)])
+        if told:
+            self._tell("refused", claim, began=began, error=answer.error)
         raise answer.error
 
     async def _undo(self, claim: claims.Claim, holder: claims.Holder) -> None:
@@ -691,6 +730,7 @@ class EffectFence:
             return answer.cert
         if type(answer) is rules.Late:
             self._shared.count("late_commits")
+            self._tell("late_commit", claim, error=answer.error, ticket=prepared)
         _raise(answer)
 
     async def _try_commit(
@@ -739,20 +779,32 @@ class EffectFence:
         return rule
 
     async def _report(
-        self, claim: claims.Claim, holder: claims.Holder, seq: int, rule: Reporting
+        self,
+        kind: Kind,
+        claim: claims.Claim,
+        holder: claims.Holder,
+        ticket: PreparedEffect,
+        rule: Reporting,
     ) -> None:
         def decide(view: View) -> rules.Decision:
-            return rule(view, claim, holder, seq)
+            return rule(view, claim, holder, ticket.seq)
 
+        began = time.monotonic()
         try:
             answer, _ = await self._decide(tuple(claim.expect_fresh), decide)
         except asyncio.CancelledError:
             await self._shared.custody.see_through(self._decide(tuple(claim.expect_fresh), decide))
             self._shared.custody.let_go(holder)
+            self._tell(kind, claim, began=began, ticket=ticket)
             raise
         self._shared.custody.let_go(holder)
-        if type(answer) is not rules.Said:
-            _raise(answer)
+        if type(answer) is rules.Said:
+            self._tell(kind, claim, began=began, ticket=ticket)
+            return
+        error = _error_of(answer)
+        lost = isinstance(error, errors.LeaseLost)
+        self._tell("lease_lost" if lost else "refused", claim, error=error, ticket=ticket)
+        raise error
 
     def _spoken_for(self, prepared: PreparedEffect) -> tuple[claims.Claim, claims.Holder]:
         """What a returning ticket says; what it claims is compared inside the swap."""
@@ -862,10 +914,49 @@ class EffectFence:
             answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
         if type(answer) is not rules.Said:
             self._shared.custody.let_go(holder)
-            _raise(answer)
+            error = _error_of(answer)
+            self._tell("lease_lost", claim, error=error, ticket=prepared)
+            raise error
         seconds = float(answer.value)
         self._shared.custody.renewed(holder, seconds)
+        if self._shared.events.wanted:
+            self._tell("renewed", claim, ticket=prepared)
         return seconds
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def _tell(
+        self,
+        kind: Kind,
+        about: claims.Claim | EffectRequest | str | None = None,
+        *,
+        began: float | None = None,
+        error: errors.FenceError | None = None,
+        ticket: PreparedEffect | None = None,
+        cert: EffectCert | None = None,
+        **more: Any,
+    ) -> None:
+        """The one place that makes events."""
+        request = about.request if isinstance(about, claims.Claim) else about
+        named = cert if request is None or isinstance(request, str) else request
+        event = FenceEvent(
+            kind,
+            intent=request if isinstance(request, str) else getattr(named, "intent", None),
+            domain=getattr(named, "domain", None),
+            tool=getattr(named, "tool", None),
+            agent=getattr(named, "agent", None),
+            scope=claims.scope_names(self._scope),
+            attempt=getattr(ticket, "attempt", None),
+            seq=getattr(ticket or cert, "seq", None),
+            code=None if error is None else error.code,
+            ran=None if error is None else error.ran,
+            certificate=None if cert is None else cert.hash,
+            parent=getattr(named, "parent", None),
+            seconds=None if began is None else time.monotonic() - began,
+            held_seconds=_held_seconds(ticket),
+            **more,
+        )
+        self._shared.events.tell(event)
 
     # --- small pieces -----------------------------------------------------------------------------
 
@@ -1009,9 +1100,17 @@ def _version(record: Record | None) -> int:
     return 0 if record is None else record.version
 
 
+def _held_seconds(ticket: PreparedEffect | None) -> float | None:
+    return None if ticket is None else max(0.0, time.time() - ticket.started_ms / 1000)
+
+
 def _raise(answer: rules.Answer) -> NoReturn:
+    raise _error_of(answer)
+
+
+def _error_of(answer: rules.Answer) -> errors.FenceError:
     assert isinstance(answer, rules.Refuse | rules.Late)
-    raise answer.error
+    return answer.error
 
 
 def _said(decided: tuple[rules.Answer, Applied | View]) -> Any:

@@ -568,6 +568,7 @@ class _Round:
             _log.info("%s would have %s %s, but somebody came first", word.by, done, seen.name)
             return "overtaken"
         _log.info("%s %s %s: %r", word.by, done, seen.name, word.reason)
+        fence._tell("settled" if done == "settled" else "cleared", seen.effect.intent, by=word.by)
         return done
 
     # --- no word ----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from effectfence.effects import (
     _showing,
     _signature_of,
 )
+from effectfence.events import Listener
 from effectfence.leases import Lost
 from effectfence.models import (
     Admission,
@@ -278,6 +279,15 @@ class BlockingFence:
     def follow(self, *, nested: bool = False) -> Iterator[IntentRecord | RecordedWord]:
         """Each decision that anybody records from now on, once it is durable. Never ends."""
         return self._iterate(lambda fence: fence.follow(nested=nested), 1)
+
+    def on_event(self, listener: Listener) -> Listener:
+        """Tell `listener` of every decision; as a decorator too. It is called on the background
+        loop's thread or the caller's, wherever the decision was taken."""
+        return self._here().on_event(listener)
+
+    def off_event(self, listener: Listener) -> None:
+        """Tell it no more."""
+        self._here().off_event(listener)
 
     def _iterate(
         self, listing: Callable[[EffectFence], AsyncIterator[T]], at_a_time: int

@@ -50,6 +50,7 @@ PAGE = [
 ADDED = [
     "BlockingFence",
     "DidNotHappen",
+    "FenceEvent",
     "Happened",
     "Head",
     "IntentFailed",
@@ -88,6 +89,8 @@ SIGNATURES = {
     "intents": "(state=None, *, nested=False)",
     "history": "(intent=None, *, nested=False)",
     "follow": "(*, nested=False)",
+    "on_event": "(listener)",
+    "off_event": "(listener)",
     "settle": "(intent, result, *, reason, by, force=False, attempt=None)",
     "clear": "(intent, *, reason, by, force=False, attempt=None)",
     "sweep": "()",

@@ -336,7 +336,9 @@ async def test_no_answer_leaves_it_unknown_is_logged_and_backed_off(
     assert await fence.reconcile() == Reconciled(failed=1)
     assert await state(fence) == "unknown"
     assert await spoken(fence) == []
-    (line,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    (line,) = [
+        r for r in caplog.records if r.levelno == logging.WARNING and r.module == "reconcile"
+    ]
     assert "reconciler:bank: 'charge:o1' is still unknown" in line.getMessage()
     assert said in line.getMessage()
     assert await fence.reconcile() == Reconciled(waiting=1)
