@@ -111,8 +111,8 @@ class Events:
 def _write(event: FenceEvent) -> None:
     """One line a decision; its facts go along for formatters that write them as JSON."""
     level = logging.WARNING if event.kind in _WARNED else logging.DEBUG
-    if not _log.isEnabledFor(level):
-        return
+    if not _log.isEnabledFor(level) or not _log.hasHandlers():
+        return  # a program that set up no logging wants no lines on its standard error
     facts = {
         f"effectfence_{name}": getattr(event, name)
         for name in FenceEvent.__dataclass_fields__

@@ -162,10 +162,10 @@ def test_a_word_shows_although_nothing_else_stands(effectfence: Any, tmp_path: P
             await fence.release(await claimed(fence, "pay"), "no route to it")
 
     asyncio.run(record())
-    code, out, _ = effectfence("ledger", "show", path, "pay")
-    assert code == 0
-    assert "nothing stands" in out
-    assert ": no route to it" in out
+    code, out, err = effectfence("ledger", "show", path, "pay")
+    assert code == 1
+    assert out.endswith(": no route to it\n")
+    assert err == f"effectfence: nothing is recorded for 'pay' in {path}\n"
 
 
 def test_words_of_a_scope_are_its_own(effectfence: Any, tmp_path: Path) -> None:

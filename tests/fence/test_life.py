@@ -400,7 +400,7 @@ def _replays(path: Path) -> bytes:
 async def test_nothing_is_logged_about_a_quiet_life(
     fence: EffectFence, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="effectfence"):
+    with caplog.at_level(logging.INFO, logger="effectfence"):
         await fence.run(asked(), lambda: 1)
         await fence.run(asked(), lambda: 1)
         await fence.aclose()

@@ -26,7 +26,7 @@ from effectfence.commands.ledger.opened import (
 )
 from effectfence.commands.printing import print_facts, print_json
 from effectfence.fence import EffectFence
-from effectfence.models import IntentRecord, IntentState, RecordedWord
+from effectfence.models import IntentRecord, IntentState
 from effectfence.stores.address import scheme_of
 from effectfence.stores.address import shown as address_shown
 
@@ -147,30 +147,21 @@ async def _show(options: argparse.Namespace) -> int:
     async with opened(ledger, options) as fence:
         record = await fence.lookup(intent)
         words = [word async for word in fence.history(intent)]
-        if record is None and not words:
+        words.sort(key=lambda word: -word.age_seconds)
+        if record is None:
+            for said in words if not options.json else ():
+                print(shown.word(said))
             return await not_there(fence, ledger, intent)
-    words.sort(key=lambda word: -word.age_seconds)
     if options.json:
-        said = [word.model_dump(mode="json") for word in words]
-        print_json({**(record.model_dump(mode="json") if record else {}), "history": said})
-    else:
-        _print_shown(ledger, intent, record, words, options.scope)
-    return 0
-
-
-def _print_shown(
-    ledger: str,
-    intent: str,
-    record: IntentRecord | None,
-    words: list[RecordedWord],
-    scopes: list[str],
-) -> None:
-    facts = shown.facts(record) if record else {"intent": intent, "state": "nothing stands"}
-    print_facts(facts)
+        history = [word.model_dump(mode="json") for word in words]
+        print_json({**record.model_dump(mode="json"), "history": history})
+        return 0
+    print_facts(shown.facts(record))
     for word in words:
         print(shown.word(word))
-    if record is not None and record.state in ("unknown", "expired"):
-        print(shown.what_to_do(ledger, record, scopes))
+    if record.state in ("unknown", "expired"):
+        print(shown.what_to_do(ledger, record, options.scope))
+    return 0
 
 
 async def _stats(options: argparse.Namespace) -> int:
