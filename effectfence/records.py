@@ -148,8 +148,8 @@ def open_facts(record: Record, scope_of_key: str) -> list[tuple[str, int]]:
 # --- checking what was read -----------------------------------------------------------------------
 
 
-def check_body(label: str, value: Any) -> None:
-    """Raise `ValueError` if this is no body that the fence writes under `label`.
+def check_body(key: str, label: str, value: Any) -> None:
+    """Raise `ValueError` if this is no body that the fence writes under `key` and `label`.
 
     A million of them pass through here when a ledger is opened: one comparison of types a body.
     """
@@ -157,6 +157,8 @@ def check_body(label: str, value: Any) -> None:
         check = _CHECKS[label]
     except KeyError:
         raise ValueError(f"unknown kind of record {label!r}") from None
+    if not key.startswith(_KEYS[label]):
+        raise ValueError(f"a {label!r} record has no business under {key!r}")
     try:
         check(value)
     except (KeyError, TypeError, AttributeError) as error:
@@ -268,4 +270,11 @@ _CHECKS: Final[dict[str, Callable[[Any], None]]] = {
     CLEARED: _check_cleared,
     DOMAIN: _check_domain,
     HISTORY: _check_history,
+}
+_KEYS: Final = {
+    OPEN: ("intent/", "intent@"),
+    DONE: ("intent/", "intent@"),
+    CLEARED: ("intent/", "intent@"),
+    DOMAIN: ("domain/", "domain@"),
+    HISTORY: ("history/", "history@"),
 }

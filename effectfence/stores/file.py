@@ -170,8 +170,8 @@ class FileStore:
     ) -> Self:
         """The store on the ledger at `path`, created if there is none.
 
-        `check_body(label, body)` is called for every record read; a `ValueError` from it means that
-        the ledger is corrupt. `accept_rollback` goes on with a ledger that lacks acknowledged
+        `check_body(key, label, body)` is called for every record read; a `ValueError` from it means
+        that the ledger is corrupt. `accept_rollback` goes on with a ledger that lacks acknowledged
         records. Raises `LedgerUnavailable` or `LedgerCorrupt`, and has then changed nothing.
         """
         store = cls(path, machine or Machine())

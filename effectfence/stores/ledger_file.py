@@ -65,7 +65,7 @@ _SUSPECT: Final = "a sync of it failed; close it everywhere, then open it again"
 _SEAM_LONGEST: Final = 256
 _HEADER_LONGEST: Final = 1024
 
-CheckBody = Callable[[str, Any], None]
+CheckBody = Callable[[str, str, Any], None]
 """Given a record's label and its body (the JSON value, or the bytes of one that is not plain JSON):
 raises `ValueError` for what no version of this library can have written."""
 

@@ -336,7 +336,7 @@ class Reader:
         self,
         put: Callable[[str, Record | None], None],
         raise_floor: Callable[[int], None],
-        check_body: Callable[[str, Any], None] | None = None,
+        check_body: Callable[[str, str, Any], None] | None = None,
     ) -> None:
         self.tip = Tip()
         self.header: Header | None = None
@@ -494,8 +494,8 @@ class Reader:
         else:
             found, values = repeat(b""), [b""] * len(labels)
         if check is not None:
-            for label, value in zip(labels, values, strict=True):
-                check(label, value)
+            for key, label, value in zip(columns["key"], labels, values, strict=True):
+                check(key, label, value)
         return found
 
     def _read_seam(self, value: dict[str, Any], end: int) -> None:
@@ -574,16 +574,16 @@ class Reader:
                 if used < len(bodies) - 1 and size != len(orjson.dumps(bodies[used])):
                     raise _Refused(f"the body of {key!r} is not as long as it says")
                 if check is not None:
-                    check(label, bodies[used])
+                    check(key, label, bodies[used])
                 used += 1
             elif names[-1] in _BODY_FORMS:
                 body = _other_body(put)
                 if check is not None:
-                    check(label, _value_of(body))
+                    check(key, label, _value_of(body))
             else:
                 body = b""
                 if check is not None and len(names) > 1:
-                    check(label, body)
+                    check(key, label, body)
             if len(names) == 1:
                 put_one(key, None)
             else:

@@ -16,7 +16,7 @@ from effectfence.stores.address import scheme_of, shown
 from effectfence.stores.contract import Store
 from effectfence.stores.memory import MemoryStore
 
-CheckBody = Callable[[str, bytes], None]
+CheckBody = Callable[[str, str, Any], None]
 
 ENGINES: Final = {
     "postgresql": ("postgres", "PostgresStore"),

@@ -188,6 +188,6 @@ def test_case_29_cut_at_every_byte_reopened_appended_to_and_verified(
 @pytest.mark.parametrize("head", [False, 0, None, "", [], {}])
 def test_a_domains_head_is_whole_or_absent(head: object) -> None:
     """Seed 43100: a head that is no object, yet counts as empty in Python, was let in."""
-    records.check_body("domain", b"")
+    records.check_body("domain/d", "domain", b"")
     with pytest.raises(ValueError, match="not the body of a 'domain' record"):
-        records.check_body("domain", head)
+        records.check_body("domain/d", "domain", head)

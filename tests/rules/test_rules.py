@@ -803,8 +803,9 @@ def test_a_requests_own_lifetime_wins_and_for_ever_is_possible() -> None:
 def test_every_body_that_the_rules_write_passes_their_own_check() -> None:
     for stands in STANDS:
         case = made(stands, 2)
-        for record in case.world.table.records.values():
-            records.check_body(record.label, json.loads(record.body or b"{}"))
+        for key, record in case.world.table.records.items():
+            body = json.loads(record.body) if record.body else b""
+            records.check_body(key, record.label, body)
 
 
 @pytest.mark.parametrize(
@@ -833,17 +834,17 @@ def test_every_body_that_the_rules_write_passes_their_own_check() -> None:
 def test_a_body_that_the_rules_never_write_is_refused(stands: str, spoil: Any) -> None:
     record = made(stands, 1).world.record()
     body = json.loads(record.body)
-    records.check_body(record.label, body)
+    records.check_body(INTENT, record.label, body)
     spoil(body)
     with pytest.raises(ValueError, match=r"\w"):
-        records.check_body(record.label, body)
+        records.check_body(INTENT, record.label, body)
 
 
 def test_a_record_of_no_known_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown kind"):
-        records.check_body("surprise", {})
+        records.check_body(INTENT, "surprise", {})
     with pytest.raises(ValueError, match="not the body"):
-        records.check_body("open", [])
+        records.check_body(INTENT, "open", [])
 
 
 def test_the_marker_of_a_result_that_was_not_recorded_is_json() -> None:
@@ -873,3 +874,13 @@ def test_a_ticket_says_what_its_holder_needs_and_shows_no_token() -> None:
     assert (ticket.intent, ticket.seq, ticket.attempt) == ("i", case.seq, 2)
     assert ticket.vector_clock == {"a": 1}
     assert case.holder.token not in repr(ticket)
+
+
+@pytest.mark.parametrize("key", ["domain/i", "history/i", "intents/i", "i"])
+def test_a_record_under_a_key_of_another_kind_is_refused(key: str) -> None:
+    """Seed 74740 of the hostile ledgers: an operator's word under an intent's key."""
+    record = made("done", 1).world.record()
+    with pytest.raises(ValueError, match="has no business under"):
+        records.check_body(key, record.label, json.loads(record.body))
+    with pytest.raises(ValueError, match="has no business under"):
+        records.check_body(INTENT, records.HISTORY, {})

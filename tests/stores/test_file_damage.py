@@ -363,7 +363,7 @@ async def test_unknown_kinds_are_refused_when_the_fence_says_so(ledger: Path) ->
     await store.swap(change("a"))
     await store.aclose()
 
-    def check(label: str, value: Any) -> None:
+    def check(key: str, label: str, value: Any) -> None:
         if value != {"of": "b"}:
             raise ValueError("unknown kind")
 

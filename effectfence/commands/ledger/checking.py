@@ -111,7 +111,7 @@ async def _verify(options: argparse.Namespace) -> int:
         whole = {"path": address_shown(ledger)}
         text = f"{address_shown(ledger)}: every record can be read"
     else:
-        summary = verify(ledger, lambda label, body: _check(label, body, checked))
+        summary = verify(ledger, lambda key, label, body: _check(key, label, body, checked))
         whole = {name: getattr(summary, name) for name in _SUMMARY}
         text = (
             f"{printable(ledger)} is whole: {summary.lines:,} lines, {summary.changes:,} changes "
@@ -132,8 +132,8 @@ def _is_ledger(path: str) -> bool:
     return begins == _LEDGER_BEGINS or not begins.startswith(b"{")
 
 
-def _check(label: str, body: Any, checked: Checked) -> None:
-    records.check_body(label, body)
+def _check(key: str, label: str, body: Any, checked: Checked) -> None:
+    records.check_body(key, label, body)
     if label == records.DONE:
         checked.take(records.cert_of(body))
 
