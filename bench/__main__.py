@@ -19,6 +19,7 @@ from bench._measure import Row, say, table
 BENCHES = (
     "pair",
     "once_memory",
+    "decorator",
     "durable",
     "group_commit",
     "processes",
