@@ -72,6 +72,7 @@ def shop() -> Iterator[Shop]:
 
 def in_a_new_process(module: str, shop: Shop) -> None:
     """Start the program again, to resume what is saved in this folder."""
+    sys.stdout.flush()
     subprocess.run([sys.executable, "-m", module, str(shop.folder)], check=True)
 
 
