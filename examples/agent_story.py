@@ -21,8 +21,6 @@ from pathlib import Path
 
 from effectfence import EffectFence, current_effect
 
-ORDERS = ("replanned", "nine at once", "run again", "interrupted")
-
 
 class ModelDown(Exception):
     """The model's provider, at the worst moment."""
@@ -58,7 +56,9 @@ class Shop:
         return record.cert.hash
 
     def say(self, order: str, asked: int) -> None:
-        print(f"{order}: asked {asked} times, charged {self.times_charged(order)} time(s)")
+        times = self.times_charged(order)
+        print(f"{order}: asked {asked} times, charged {times} time(s)")
+        assert times == 1
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The pages on operating, observability and MCP servers say what works."""
+"""The pages on operating and observability say what works."""
 
 from __future__ import annotations
 
@@ -48,10 +48,3 @@ def test_the_page_on_observability_runs(tmp_path: Path) -> None:
         ["admitted", "charge:order-1"],
         ["committed", "charge:order-1"],
     ]
-
-
-def test_the_program_of_the_page_on_mcp_servers_is_whole() -> None:
-    (program,) = blocks("mcp.md", "python")
-    names: dict[str, object] = {}
-    exec(program, names)
-    assert callable(names["main"])
