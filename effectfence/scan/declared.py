@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from effectfence.scan import hints, natives
 from effectfence.scan.ir import Block, Function, Node
-from effectfence.scan.machine import Call, Machine, OutOfSteps
+from effectfence.scan.machine import Call, Machine, OutOfSteps, within
 from effectfence.scan.model import Place, Unseen
 from effectfence.scan.program import Program
 from effectfence.scan.tables import table
@@ -219,7 +219,7 @@ class _Finder:
         known = self._hot.get(function)
         if known is None:
             start, end = function.span
-            known = any(start <= at < end for at in self.hits.get(function.file, ()))
+            known = within(self.hits.get(function.file, ()), (start, end))
             self._hot[function] = known
         return known
 
@@ -228,7 +228,7 @@ class _Finder:
         env = self.machine.module_env(path)
         offsets = self.hits[path]
         for (start, end), lower in module.running:
-            if not any(start <= at < end for at in offsets):
+            if not within(offsets, (start, end)):
                 continue
             for statement in lower():
                 self._statement(statement, env, path)
@@ -291,9 +291,7 @@ class _Finder:
         module = self.program.module(path)
         for name, statements in list(module.bindings.items()):
             for statement in statements:
-                if statement[0] in ("def", "class") and any(
-                    statement[1].span[0] <= at < statement[1].span[1] for at in self.hits[path]
-                ):
+                if statement[0] in ("def", "class") and within(self.hits[path], statement[1].span):
                     value = self.machine.global_name(path, name)
                     for one in alternatives(value):
                         if isinstance(one, Fun):
@@ -638,7 +636,7 @@ class _Finder:
         env = self.machine.module_env(path)
         offsets = self.hits.get(path, ())
         for (start, end), lower in self.program.module(path).running:
-            if end - start > _LONGEST_FILLING or any(start <= at < end for at in offsets):
+            if end - start > _LONGEST_FILLING or within(offsets, (start, end)):
                 continue
             for statement in lower():
                 if statement[0] in ("expr", "loop"):

@@ -318,7 +318,7 @@ def _run(
     steps = max(_FEWEST_STEPS, min(_STEPS, declarations.steps_left))
     machine = Machine(program, effects, steps)
     if declarations.machine is not None:
-        machine.globals = declarations.machine.globals
+        machine.share(declarations.machine)
     place = Place(handler.function.file, handler.function.line)
     try:
         if handler.this is None and handler.owner is not None:

@@ -116,7 +116,7 @@ class _JavaScript:
         if value is None:
             module.bindings.setdefault(_text(name), [])
             return [_text(name)]
-        late: Node = ("late", self._once(node))
+        late: Node = ("late", self._once(node), value.type == "class")
         names = _names_in(name)
         for bound in names:
             module.bindings.setdefault(bound, []).append(late)
@@ -215,7 +215,7 @@ class _JavaScript:
 
     def _amend(self, node: Any, module: Module) -> None:
         """What `exports.x = …`, `X.y = …`, `X.push(…)` and `(function (X) {})(X)` add to a name."""
-        late: Node = ("late", lambda: ("expr", _JavaScript(self.file).expression(node)))
+        late: Node = ("late", lambda: ("expr", _JavaScript(self.file).expression(node)), False)
         if node.type == "assignment_expression":
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             path = _text(left) if left.end_byte - left.start_byte < 200 else ""
@@ -255,7 +255,11 @@ class _JavaScript:
     def _bundled_exports(self, arguments: Any, module: Module) -> None:
         parts: list[Any] = arguments.named_children if arguments is not None else []
         if len(parts) == 2 and parts[0].type == "identifier" and parts[1].type == "object":
-            late: Node = ("late", lambda: ("getters", _text(parts[0]), self.expression(parts[1])))
+            late: Node = (
+                "late",
+                lambda: ("getters", _text(parts[0]), self.expression(parts[1])),
+                False,
+            )
             module.bindings.setdefault(_text(parts[0]), []).append(late)
 
     def _exports_object(self, right: Any, module: Module) -> None:

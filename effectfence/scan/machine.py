@@ -17,9 +17,10 @@ was written for and no others.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -153,6 +154,7 @@ class Machine:
         self.met: set[str] = set()
         self.depth = 0
         self.globals: dict[str, Env] = {}
+        self.classes: dict[str, list[Kls]] = {}
         self._evaluating: set[tuple[str, str]] = set()
         self._completed: set[tuple[str, str]] = set()
         self._answers: dict[Any, Value] = {}
@@ -260,11 +262,12 @@ class Machine:
         setter = re.compile(
             rb"(?<![\w.])" + re.escape(name.encode()) + rb"\s*(?::[^=\n]{0,60})?=[^=>]"
         )
+        offsets = [match.start() for match in setter.finditer(source)]
         module = self.program.module(path)
         python = module.language == "python"
-        for statements in list(module.bindings.values()):
+        for statements in list(module.bindings.values()) if offsets else ():
             for statement in statements:
-                if statement[0] != "def" or not setter.search(source, *statement[1].span):
+                if statement[0] != "def" or not within(offsets, statement[1].span):
                     continue
                 function: Function = statement[1]
                 if python and not re.search(
@@ -839,11 +842,10 @@ class Machine:
             setter = re.compile(
                 rb"(?:this|self)\.#?" + re.escape(name.encode()) + rb"\b[^=\n(]{0,80}=[^=]"
             )
+            source = self.program.sources[kls.made.file].text
+            offsets = [match.start() for match in setter.finditer(source, *kls.made.span)]
             for method in kls.made.methods.values():
-                source = self.program.sources[method.file].text
-                if method.name in ("__init__", "constructor") or not setter.search(
-                    source, *method.span
-                ):
+                if method.name in ("__init__", "constructor") or not within(offsets, method.span):
                     continue
                 with self._unheard(method.file):
                     fun = Fun(method, kls.env, owner, kls)
@@ -1318,25 +1320,29 @@ class Machine:
 
     def _method_at(self, wanted: str, path: str, offset: int) -> Fun | None:
         """The method of a class at the top of a file that is defined at this byte."""
-        module = self.program.module(path)
-        for name, statements in module.bindings.items():
-            value = self.module_env(path).vars.get(name)
-            if value is None and not any(s[0] in ("class", "late") for s in statements):
+        for one in self._classes_of(path):
+            method = one.made.methods.get(wanted)
+            if method is None or method.file != path:
                 continue
-            if value is None:
-                value = self.global_name(path, name)
-            for one in alternatives(value):
-                if isinstance(one, Rec) and one.kind is not None:
-                    one = one.kind
-                if not isinstance(one, Kls):
-                    continue
-                method = one.made.methods.get(wanted)
-                if method is None or method.file != path:
-                    continue
-                if method.span[0] <= offset <= method.span[1]:
-                    this = None if method.kind == "static" else self.instance(one)
-                    return Fun(method, one.env, this, one)
+            if method.span[0] <= offset <= method.span[1]:
+                this = None if method.kind == "static" else self.instance(one)
+                return Fun(method, one.env, this, one)
         return None
+
+    def _classes_of(self, path: str) -> list[Kls]:
+        """The classes at the top of a file."""
+        known = self.classes.get(path)
+        if known is None:
+            known = self.classes[path] = []
+            for name, statements in list(self.program.module(path).bindings.items()):
+                if any(s[0] == "class" or (s[0] == "late" and s[2]) for s in statements):
+                    found = alternatives(self.global_name(path, name))
+                    known += [one for one in found if isinstance(one, Kls)]
+        return known
+
+    def share(self, other: Machine) -> None:
+        """Go on with what another walk of the same program evaluated."""
+        self.globals, self.classes = other.globals, other.classes
 
     def _callbacks(self, call: Call) -> None:
         """Functions handed to the outside are taken to be called there."""
@@ -1479,6 +1485,12 @@ def _print_of(value: Value | None, depth: int = 2) -> Any:
     if isinstance(value, Sym):
         return value
     return id(value) if value is not None else None
+
+
+def within(offsets: Sequence[int], span: tuple[int, int]) -> bool:
+    """Whether one of these, in order, lies in a span."""
+    at = bisect.bisect_left(offsets, span[0])
+    return at < len(offsets) and offsets[at] < span[1]
 
 
 def _set_later(value: Value) -> bool:
