@@ -77,6 +77,7 @@ LAYERS = (
     "effectfence.scan.declared",
     "effectfence.scan.effects",
     "effectfence.scan.files",
+    "effectfence.scan.workers",
     "effectfence.scan.scan",
     "effectfence.scan.findings",
     "effectfence.scan.suppress",

@@ -78,6 +78,8 @@ _SERVES: Final = re.compile(
 )
 _REMOTE: Final = frozenset(("listTools", "list_tools", "getTools", "get_tools", "tools/list"))
 _STEPS: Final = 600_000
+_MINIFIED: Final = 300
+"""Letters a line, from which names are as short as they can be and say nothing."""
 _MOST_FILLED: Final = 300
 _LONGEST_FILLING: Final = 2_000
 _BY_HAND: Final = 30_000
@@ -202,6 +204,8 @@ class _Finder:
         names: set[tuple[str, bytes]] = set()
         for path, offsets in self.hits.items():
             root = self.program.root(path)
+            source = self.program.sources[path]
+            shortest = 3 if len(source.text) > _MINIFIED * source.lines else 1
             for offset in offsets[:4000]:
                 node = root.descendant_for_byte_range(offset, offset)
                 while node is not None:
@@ -210,7 +214,7 @@ class _Finder:
                         if name is None and node.parent is not None:
                             name = node.parent.child_by_field_name("name")
                         text = name.text if name is not None else b""
-                        if len(text) > 1 and text.isascii():
+                        if len(text) > shortest and text.isascii():
                             names.add((path, text))
                     node = node.parent
         return names

@@ -68,6 +68,8 @@ class Effects:
         self.reads_only: list[int] = []
         self.optional_inputs: set[str] = set()
         self.calls: list[tuple[str, int]] = []
+        self.lost: Place | None = None
+        """where all of its input was handed to nobody knows what"""
         self.outside: list[tuple[str, Place]] = []
 
     # --- listening ----------------------------------------------------------------------------
@@ -106,6 +108,8 @@ class Effects:
         found = classify(call)
         if found is not None:
             self._written(machine, call, found)
+        elif call.callee.root == "unknown" and Sym("input") in call.args:
+            self.lost = self.lost or Place(call.file, call.line)
         return None
 
     # --- taking down ---------------------------------------------------------------------------
@@ -259,14 +263,14 @@ def _was_given(frame: Frame, found: Written, call: Call) -> bool:
 
 def follow(
     program: Program, declarations: Declarations, declared: Declared
-) -> tuple[Effects, bool, Place | None]:
-    """The writes of one tool; whether its code was found; and where that code begins."""
+) -> tuple[Effects, Place | None]:
+    """The writes of one tool, and where its code begins; `None`: it was not found."""
     effects = Effects(program, declared)
     if declared.handler is not None:
         handler = declared.handler
         _run(program, declarations, effects, handler, *_handler_arguments(effects, handler))
         place = Place(handler.function.file, handler.function.line)
-        return effects, True, place
+        return effects, place
     bound: Place | None = None
     for dispatcher in _near(declarations.dispatchers, declared):
         tried = Effects(program, declared)
@@ -280,9 +284,10 @@ def follow(
         if (steps, tried.calls) != _nobody(program, declarations, dispatcher):
             effects.writes += tried.writes
             effects.unseen += tried.unseen
+            effects.lost = tried.lost
             bound = Place(dispatcher.function.file, dispatcher.function.line)
             break
-    return effects, bound is not None, bound
+    return effects, bound
 
 
 def _nobody(

@@ -12,6 +12,7 @@ from effectfence.scan import declared, effects, guards, hints, parse
 from effectfence.scan.files import take
 from effectfence.scan.model import Place, Report, Tool, Unseen
 from effectfence.scan.program import Program, Source
+from effectfence.scan.workers import spread
 
 _RECURSION: Final = 12_000
 
@@ -46,18 +47,9 @@ def _look(program: Program, report: Report) -> None:
     found = declared.find(program)
     report.unseen += found.unseen
     outside: dict[str, Place] = {}
-    for one in found.tools:
-        its, bound, handler = effects.follow(program, found, one)
-        tool = Tool(one.name, one.place, handler, one.description, dict(one.annotations))
-        tool.writes = sorted(its.writes, key=lambda write: _ORDER[write.repeats])
-        if guards.asks_for_new_keys(one.description):
-            tool.asks_for_new_keys = one.place
-        tool.contradictions = hints.contradictions(tool)
+    for tool, unseen in spread(lambda at: _tool(program, found, found.tools[at]), len(found.tools)):
         report.tools.append(tool)
-        report.unseen += its.unseen
-        if not bound:
-            says = f"the code of `{one.name}` could not be found"
-            report.unseen.append(Unseen("handler", says, one.place))
+        report.unseen += unseen
         for write in tool.writes:
             if write.library:
                 outside.setdefault(write.library, write.place)
@@ -65,6 +57,26 @@ def _look(program: Program, report: Report) -> None:
         says = f"`{name}` and the service behind it may know a second call again"
         report.beyond.append(Unseen("service", says, place))
     report.unseen = list(dict.fromkeys(report.unseen))
+
+
+def _tool(
+    program: Program, found: declared.Declarations, one: declared.Declared
+) -> tuple[Tool, list[Unseen]]:
+    """One tool, followed to its writes; and what of it stayed unseen."""
+    its, handler = effects.follow(program, found, one)
+    tool = Tool(one.name, one.place, handler, one.description, dict(one.annotations))
+    tool.writes = sorted(its.writes, key=lambda write: _ORDER[write.repeats])
+    if guards.asks_for_new_keys(one.description):
+        tool.asks_for_new_keys = one.place
+    tool.contradictions = hints.contradictions(tool)
+    unseen = list(its.unseen)
+    if handler is None:
+        says = f"the code of `{one.name}` could not be found"
+        unseen.append(Unseen("handler", says, one.place))
+    elif its.lost is not None and not its.writes:
+        says = f"what `{one.name}` calls here is only known at run time"
+        unseen.append(Unseen("handler", says, its.lost))
+    return tool, unseen
 
 
 _ORDER: Final = {"effect": 0, "depends": 1, "same": 2}
