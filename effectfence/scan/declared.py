@@ -78,6 +78,7 @@ _SERVES: Final = re.compile(
 )
 _REMOTE: Final = frozenset(("listTools", "list_tools", "getTools", "get_tools", "tools/list"))
 _STEPS: Final = 600_000
+_CALLED: Final = re.compile(rb"([A-Za-z_$][\w$]*)\s*\(")
 _MINIFIED: Final = 300
 """Letters a line, from which names are as short as they can be and say nothing."""
 _MOST_FILLED: Final = 300
@@ -302,18 +303,13 @@ class _Finder:
                             self.machine.made.append(one)
 
     def _called_names(self, waiting: list[Fun]) -> set[str]:
+        """The names that some of these call, of others of these."""
         out: set[str] = set()
-        names = {fun.function.name for fun in waiting if len(fun.function.name) > 1}
         for fun in waiting:
             source = self.program.sources[fun.function.file].text
-            start, end = fun.function.span
-            body = source[start:end]
-            for name in names:
-                if name != fun.function.name and re.search(
-                    rb"\b" + re.escape(name.encode()) + rb"\s*\(", body
-                ):
-                    out.add(name)
-        return out
+            called = {name.decode() for name in _CALLED.findall(source, *fun.function.span)}
+            out |= called - {fun.function.name}
+        return {fun.function.name for fun in waiting if len(fun.function.name) > 1} & out
 
     def _run_unknown(self, fun: Fun) -> None:
         if fun.this is None and fun.owner is not None:
