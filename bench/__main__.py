@@ -27,6 +27,7 @@ BENCHES = (
     "opening",
     "wrapped",
     "http",
+    "scan",
     "postgres",
 )
 
