@@ -189,7 +189,7 @@ def _figures(corrected: Figures, as_came: Figures) -> Iterable[Row]:
         yield Row(f"scan: {claim}", f"{100 * target:.0f} %", told, share.value >= target)
 
 
-# --- guards, challenges, speed ---------------------------------------------------------------------
+# --- guards, challenges, speed --------------------------------------------------------------------
 
 
 def _guards() -> Iterable[Row]:

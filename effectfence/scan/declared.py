@@ -79,6 +79,8 @@ _SERVES: Final = re.compile(
 _REMOTE: Final = frozenset(("listTools", "list_tools", "getTools", "get_tools", "tools/list"))
 _STEPS: Final = 600_000
 _CALLED: Final = re.compile(rb"([A-Za-z_$][\w$]*)\s*\(")
+_FARTHEST: Final = 4
+"""calls from the top of a file to what declares"""
 _MINIFIED: Final = 300
 """Letters a line, from which names are as short as they can be and say nothing."""
 _MOST_FILLED: Final = 300
@@ -182,28 +184,28 @@ class _Finder:
 
     def _find_words(self) -> None:
         """Where something may be declared, and everything that calls what may."""
+        new: dict[str, list[int]] = {}
         for path, source in self.program.sources.items():
-            found = [match.start() for match in _WORDS.finditer(source.text)]
+            found = [
+                at.start() for at in _WORDS.finditer(source.text) if _declares(source.text, at)
+            ]
             registers = re.search(rb"\.(?:tool|registerTool|addTool)\s*\(", source.text)
             if found and (source.language == "python" or registers or _MCP.search(source.text)):
-                self.hits[path] = found
+                new[path] = found
         names: set[tuple[str, bytes]] = set()
-        for _ in range(4):
-            new = self._names_around() - names
+        for _ in range(_FARTHEST):
+            for path, offsets in new.items():
+                self.hits[path] = sorted({*self.hits.get(path, ()), *offsets})
+            fresh = self._names_around(new) - names
+            names |= fresh
+            new = self._calls_of(fresh) if fresh else {}
             if not new:
                 return
-            names |= new
-            anywhere = {name for _, name in new if name not in _COMMON}
-            for path, source in self.program.sources.items():
-                here = anywhere | {name for where, name in new if where == path}
-                if here:
-                    more = [match.start() for match in _calls_of(here).finditer(source.text)]
-                    if more:
-                        self.hits[path] = sorted({*self.hits.get(path, ()), *more})
 
-    def _names_around(self) -> set[tuple[str, bytes]]:
+    def _names_around(self, hits: dict[str, list[int]]) -> set[tuple[str, bytes]]:
+        """The functions that stand around these places, with their files."""
         names: set[tuple[str, bytes]] = set()
-        for path, offsets in self.hits.items():
+        for path, offsets in hits.items():
             root = self.program.root(path)
             source = self.program.sources[path]
             shortest = 3 if len(source.text) > _MINIFIED * source.lines else 1
@@ -219,6 +221,28 @@ class _Finder:
                             names.add((path, text))
                     node = node.parent
         return names
+
+    def _calls_of(self, names: set[tuple[str, bytes]]) -> dict[str, list[int]]:
+        """Where these are called: in their own file, and in those that do not define the name."""
+        out: dict[str, list[int]] = {}
+        far: dict[bool, set[bytes]] = {True: set(), False: set()}
+        for path, name in names:
+            if name not in _COMMON:
+                far[self.program.sources[path].language == "python"].add(name)
+        for path, source in self.program.sources.items():
+            own = {name for where, name in names if where == path}
+            others = far[source.language == "python"] - own
+            wanted = own | {name for name in others if name in source.text}
+            if not wanted:
+                continue
+            if others:
+                defined = {name for name in wanted - own if _defines(source.text, name)}
+                wanted -= defined
+            known = set(self.hits.get(path, ()))
+            found = [match.start() for match in _call_pattern(wanted).finditer(source.text)]
+            if found and not known.issuperset(found):
+                out[path] = found
+        return out
 
     def is_hot(self, function: Function) -> bool:
         known = self._hot.get(function)
@@ -857,7 +881,19 @@ _COMMON: Final = frozenset(
 )
 
 
-def _calls_of(names: set[bytes]) -> re.Pattern[bytes]:
+def _declares(text: bytes, match: re.Match[bytes]) -> bool:
+    """Whether a word may declare: `tool` at the end of a line only as a decorator."""
+    if match[0].strip() != b"tool":
+        return True
+    begins = text.rfind(b"\n", 0, match.start()) + 1
+    return text[begins : match.start()].lstrip().startswith(b"@")
+
+
+def _defines(text: bytes, name: bytes) -> bool:
+    return bool(re.search(rb"\b(?:def|function)\s+" + re.escape(name) + rb"\b", text))
+
+
+def _call_pattern(names: set[bytes]) -> re.Pattern[bytes]:
     """Where one of these is called. A common name counts only as a bare call."""
     own = b"|".join(re.escape(name) for name in sorted(names - _COMMON)) or b"(?!)"
     bare = b"|".join(re.escape(name) for name in sorted(names & _COMMON)) or b"(?!)"
