@@ -36,6 +36,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from effectfence import errors
 from effectfence.canonical import encode
+from effectfence.events import left
 from effectfence.leases import Kept, Lost
 from effectfence.models import EffectCert, EffectRequest, Fresh, PreparedEffect
 from effectfence.templates import Template
@@ -97,7 +98,7 @@ class Effect:
         self._outer: Effect | None = None
         self._prepared: PreparedEffect | None = None
         self._kept: Kept | None = None
-        self._token: contextvars.Token[Effect] | None = None
+        self._inside: Inside | None = None
         self.lost = Lost()
         self.result: Any = None
         self.cert: EffectCert | None = None
@@ -169,13 +170,12 @@ class Effect:
             await self._report(prepared, error)
             raise
         self._prepared, self._running = prepared, True
-        self._token = _current.set(self)
+        self._inside = Inside(self)
 
     def _leave_context(self) -> None:
-        token, self._token = self._token, None
-        if token is not None:
-            with suppress(ValueError):  # entered in another context, as async generators may be
-                _current.reset(token)
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.leave()
 
     async def _report(self, prepared: PreparedEffect, error: BaseException | None) -> None:
         """Record how the body ended. Raises what `commit` raises, and nothing after an error."""
@@ -213,6 +213,23 @@ class Effect:
 
     async def _give_up(self, prepared: PreparedEffect, error: BaseException) -> None:
         await self._fence.abort(prepared, _said(error))
+
+
+class Inside:
+    """Here, and in what is called from here, an effect runs: `current_effect()`, and whoever
+    surrounds bodies."""
+
+    __slots__ = ("_leaves", "_token")
+
+    def __init__(self, effect: Effect) -> None:
+        self._leaves = effect._fence._entered(effect.prepared)
+        self._token = _current.set(effect)
+
+    def leave(self) -> None:
+        with suppress(ValueError):  # entered in another context, as async generators may be
+            _current.reset(self._token)
+            if self._leaves:
+                left(self._leaves)
 
 
 Report = Callable[[PreparedEffect, BaseException], Awaitable[None]]

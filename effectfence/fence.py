@@ -20,8 +20,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, get_args
@@ -31,7 +30,7 @@ from effectfence.canonical import MAX_DEPTH, MAX_NAME_BYTES, Unencodable, check_
 from effectfence.clock import VectorClock
 from effectfence.custody import Custody, Held
 from effectfence.effects import Effect, Fencing, run_effect
-from effectfence.events import Events, FenceEvent, Kind, Listener
+from effectfence.events import Events, FenceEvent, Kind, Leave, Listener, Verb, warned_of
 from effectfence.leases import Keeper, Kept, Lost
 from effectfence.models import (
     Admission,
@@ -143,11 +142,15 @@ class EffectFence:
     def scoped(self, scope: str) -> EffectFence:
         """The same fence with intents and domains of its own; scopes nest."""
         quoted = claims.quoted(check_name(scope, what="scope"))
-        view = object.__new__(type(self))
-        view._shared = self._shared
-        view._scope = f"{self._scope}@{quoted}" if self._scope else quoted
-        if len(view._scope.encode()) > MAX_NAME_BYTES:
+        within = f"{self._scope}@{quoted}" if self._scope else quoted
+        if len(within.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"scope is longer than {MAX_NAME_BYTES} bytes of UTF-8")
+        return self._view(within)
+
+    def _view(self, scope: str) -> EffectFence:
+        """The same fence in another scope, as that stands in keys."""
+        view = object.__new__(type(self))
+        view._shared, view._scope = self._shared, scope
         return view
 
     @property
@@ -172,13 +175,13 @@ class EffectFence:
         """
         patience = _seconds(wait_seconds) if wait_seconds else 0.0
         began = time.monotonic()
-        claim = self._claim(request)
         try:
+            claim = self._claim(request)
             answer, applied = await self._admit(claim)
             if patience and type(answer) is rules.Refuse:
                 answer, applied = await self._wait(claim, answer, patience)
-        except errors.LedgerUnavailable as error:
-            self._tell("unavailable", claim, began=began, error=error)
+        except (errors.LedgerUnavailable, errors.LedgerCorrupt) as error:
+            self._tell("unavailable", "prepare", request, began=began, error=error)
             raise
         return self._admission(claim, answer, applied, began)
 
@@ -193,22 +196,13 @@ class EffectFence:
         try:
             claim, holder = self._spoken_for(prepared)
             content = self._result(claim, result)
-            cert = await self._commit(claim, holder, prepared, content)
-            if self._shared.events.wanted:
-                self._tell("committed", claim, began=began, ticket=prepared, cert=cert)
-            return cert
+            return await self._commit(claim, holder, prepared, content, began)
         except asyncio.CancelledError:
-            await self._shared.custody.see_through(self._commit(claim, holder, prepared, content))
+            again = self._commit(claim, holder, prepared, content, began)
+            await self._see_through("commit", again, prepared, began)
             raise
         except errors.FenceError as error:
-            error.ran = True
-            request = getattr(prepared, "request", None)
-            if isinstance(error, errors.LedgerUnavailable | errors.LedgerCorrupt):
-                error.prepared = prepared
-                self._tell("unavailable", request, began=began, error=error, ticket=prepared)
-            else:
-                self._shared.count("commit_refused")
-                self._tell("commit_refused", request, began=began, error=error, ticket=prepared)
+            self._failed("commit", error, prepared, began)
             raise error.with_result(result) from None
 
     async def abort(self, prepared: PreparedEffect, reason: str) -> None:
@@ -216,17 +210,14 @@ class EffectFence:
 
         Raises `LeaseLost`, `OutcomeUnknown` (it is already), `InvalidTicket`.
         """
-        with _unknown_if_unwritten():
-            claim, holder = self._spoken_for(prepared)
-            await self._report("aborted", claim, holder, prepared, self._abort_rule(reason))
+        await self._report("aborted", "abort", prepared, self._abort_rule(reason))
 
     async def release(self, prepared: PreparedEffect, reason: str) -> None:
         """It certainly did not run: free again (unknown if an earlier attempt may have run).
 
         Raises `LeaseLost`, `OutcomeUnknown`, `InvalidTicket`. Cancelled, it completes.
         """
-        claim, holder = self._spoken_for(prepared)
-        await self._report("released", claim, holder, prepared, self._release_rule(reason))
+        await self._report("released", "release", prepared, self._release_rule(reason))
 
     async def heartbeat(self, prepared: PreparedEffect) -> float:
         """Renew the lease from now. Gives its new end as Unix time of this process's wall clock,
@@ -485,7 +476,7 @@ class EffectFence:
         content = encode(result, max_depth=MAX_DEPTH, name="result")
         if len(content) > self.config.max_record_bytes:
             raise ValueError(f"result has more than {self.config.max_record_bytes} bytes")
-        word = self._word(by, reason, force, attempt)
+        word, began = self._word(by, reason, force, attempt), time.monotonic()
 
         def settle(view: View) -> rules.Decision:
             return rules.settle(view, intent, key, self._scope, content, word, self.config)
@@ -493,7 +484,7 @@ class EffectFence:
         answer, _ = await self._decide([key], settle)
         if type(answer) is not rules.Certify:
             _raise(answer)
-        self._tell("settled", intent, cert=answer.cert, by=by)
+        self._tell("settled", "settle", answer.cert, began=began, cert=answer.cert, by=by)
         return answer.cert
 
     async def clear(
@@ -512,29 +503,30 @@ class EffectFence:
         in the ledger with `by` and `reason`.
         """
         key = self._intent_key(intent)
-        word = self._word(by, reason, force, attempt)
+        word, began = self._word(by, reason, force, attempt), time.monotonic()
 
         def clear(view: View) -> rules.Decision:
             return rules.clear(view, intent, key, word, self.config)
 
         cleared = bool(_said(await self._decide([key], clear)))
         if cleared:
-            self._tell("cleared", intent, by=by)
+            self._tell("cleared", "clear", intent, began=began, by=by)
         return cleared
 
     async def sweep(self) -> int:
         """Forget what has expired; how many records went."""
         self._check_usable()
-        swept = 0
+        swept, began = 0, time.monotonic()
         while went := await self._shared.store.purge():
             swept += went
-        self._tell("swept", count=swept)
+        self._tell("swept", "sweep", began=began, count=swept)
         return swept
 
     def on_event(self, listener: Listener) -> Listener:
-        """Tell `listener` of every decision of this fence and its scopes; gives it back, so that it
-        may be a decorator. It is called where the decision was taken, after it was recorded: be
-        quick, and do not block. What it raises is logged. See `FenceEvent`.
+        """Tell `listener` of every decision of this fence and all its scopes, until `off_event`;
+        gives it back, so that it may be a decorator. It is called in the thread that took the
+        decision (in several at once), after that is recorded: be quick, and do not block. What it
+        raises is logged, once, and changes nothing. See `FenceEvent`.
         """
         self._shared.events.add(listener)
         return listener
@@ -579,7 +571,7 @@ class EffectFence:
 
     async def _give_up(self, held: Held) -> None:
         rule = self._abort_rule("the fence was closed while it was held")
-        await self._report("aborted", held.claim, held.holder, held.prepared, rule)
+        await self._view(held.scope)._report("aborted", "abort", held.prepared, rule)
 
     async def _close_ledger(self) -> None:
         shared = self._shared
@@ -682,17 +674,16 @@ class EffectFence:
             shared.custody.hold(Held(prepared, claim, holder, self._scope, lapses_at))
             shared.count("admitted")
             if told:
-                self._tell("admitted", claim, began=began, ticket=prepared)
+                self._tell("admitted", "prepare", claim.request, began=began, ticket=prepared)
             return Fresh(prepared)
         if type(answer) is rules.Replayed:
             shared.count("replayed")
             if told:
-                self._tell("replayed", claim, began=began, cert=answer.cert)
+                self._tell("replayed", "prepare", claim.request, began=began, cert=answer.cert)
             return Replay(answer.cert)
         assert type(answer) is rules.Refuse
         shared.count(_COUNTER_OF[type(answer.error)])
-        if told:
-            self._tell("refused", claim, began=began, error=answer.error)
+        self._tell("refused", "prepare", claim.request, began=began, error=answer.error)
         raise answer.error
 
     async def _undo(self, claim: claims.Claim, holder: claims.Holder) -> None:
@@ -715,6 +706,7 @@ class EffectFence:
         holder: claims.Holder,
         prepared: PreparedEffect,
         content: claims.Result,
+        began: float,
     ) -> EffectCert:
         for delay in (*_COMMIT_RETRY_SECONDS, None):
             try:
@@ -727,10 +719,13 @@ class EffectFence:
                 break
         self._shared.custody.let_go(holder)
         if type(answer) is rules.Certify:
-            return answer.cert
+            cert = answer.cert
+            if self._shared.events.wanted:
+                self._tell("committed", "commit", cert, began=began, ticket=prepared, cert=cert)
+            return cert
         if type(answer) is rules.Late:
             self._shared.count("late_commits")
-            self._tell("late_commit", claim, error=answer.error, ticket=prepared)
+            self._tell("late_commit", "commit", claim.request, error=answer.error, ticket=prepared)
         _raise(answer)
 
     async def _try_commit(
@@ -779,32 +774,65 @@ class EffectFence:
         return rule
 
     async def _report(
-        self,
-        kind: Kind,
-        claim: claims.Claim,
-        holder: claims.Holder,
-        ticket: PreparedEffect,
-        rule: Reporting,
+        self, kind: Kind, call: Verb, prepared: PreparedEffect, rule: Reporting
     ) -> None:
-        def decide(view: View) -> rules.Decision:
-            return rule(view, claim, holder, ticket.seq)
+        async def record() -> None:
+            def decide(view: View) -> rules.Decision:
+                return rule(view, claim, holder, prepared.seq)
+
+            answer, _ = await self._decide(tuple(claim.expect_fresh), decide)
+            self._shared.custody.let_go(holder)
+            if type(answer) is not rules.Said:
+                _raise(answer)
+            self._tell(kind, call, prepared.request, began=began, ticket=prepared)
 
         began = time.monotonic()
         try:
-            answer, _ = await self._decide(tuple(claim.expect_fresh), decide)
+            claim, holder = self._spoken_for(prepared)
+            await record()
         except asyncio.CancelledError:
-            await self._shared.custody.see_through(self._decide(tuple(claim.expect_fresh), decide))
+            await self._see_through(call, record(), prepared, began)
             self._shared.custody.let_go(holder)
-            self._tell(kind, claim, began=began, ticket=ticket)
             raise
-        self._shared.custody.let_go(holder)
-        if type(answer) is rules.Said:
-            self._tell(kind, claim, began=began, ticket=ticket)
-            return
-        error = _error_of(answer)
-        lost = isinstance(error, errors.LeaseLost)
-        self._tell("lease_lost" if lost else "refused", claim, error=error, ticket=ticket)
-        raise error
+        except errors.FenceError as error:
+            self._failed(call, error, prepared, began)
+            raise
+
+    async def _see_through(
+        self,
+        call: Verb,
+        work: Coroutine[Any, Any, object],
+        prepared: PreparedEffect,
+        began: float,
+    ) -> None:
+        """For a caller that is being cancelled, to whom no failure can be raised."""
+
+        async def told() -> None:
+            try:
+                await work
+            except errors.FenceError as error:
+                self._failed(call, error, prepared, began)
+                raise
+
+        await self._shared.custody.see_through(told())
+
+    def _failed(
+        self, call: Verb, error: errors.FenceError, prepared: PreparedEffect, began: float
+    ) -> None:
+        """A holder's call was refused, or could not be written: tell it, and what that leaves."""
+        kind: Kind = "lease_lost" if isinstance(error, errors.LeaseLost) else "refused"
+        if call == "commit":
+            error.ran = True
+            kind = "commit_refused"
+        if isinstance(error, errors.LedgerUnavailable | errors.LedgerCorrupt):
+            kind = "unavailable"
+            if call == "commit":
+                error.prepared = prepared
+            elif call != "release":  # unwritten, it leaves open whether the effect ran
+                error.ran = None
+        elif call == "commit":
+            self._shared.count("commit_refused")
+        self._tell(kind, call, prepared.request, began=began, error=error, ticket=prepared)
 
     def _spoken_for(self, prepared: PreparedEffect) -> tuple[claims.Claim, claims.Holder]:
         """What a returning ticket says; what it claims is compared inside the swap."""
@@ -897,7 +925,7 @@ class EffectFence:
     def _keep(self, prepared: PreparedEffect, lost: Lost) -> Kept:
         assert self._shared.keeper is not None
         lease = min(self.config.lease_ttl, self.config.max_hold or math.inf)
-        return self._shared.keeper.keep(prepared, self._renew, lease, lost)
+        return self._shared.keeper.keep(prepared, self._renew, lease, lost, self._lapsed)
 
     def _drop(self, kept: Kept) -> None:
         assert self._shared.keeper is not None
@@ -909,26 +937,39 @@ class EffectFence:
         def renew(view: View) -> rules.Decision:
             return rules.heartbeat(view, claim, holder, prepared.seq, self.config)
 
-        with _unknown_if_unwritten():
+        began = time.monotonic()
+        try:
             claim, holder = self._spoken_for(prepared)
             answer, _ = await self._decide(tuple(claim.expect_fresh), renew)
-        if type(answer) is not rules.Said:
-            self._shared.custody.let_go(holder)
-            error = _error_of(answer)
-            self._tell("lease_lost", claim, error=error, ticket=prepared)
-            raise error
+            if type(answer) is not rules.Said:
+                self._shared.custody.let_go(holder)
+                _raise(answer)
+        except errors.FenceError as error:
+            self._failed("heartbeat", error, prepared, began)
+            raise
         seconds = float(answer.value)
         self._shared.custody.renewed(holder, seconds)
-        if self._shared.events.wanted:
-            self._tell("renewed", claim, ticket=prepared)
+        self._tell("renewed", "heartbeat", prepared.request, began=began, ticket=prepared)
         return seconds
 
+    def _lapsed(self, prepared: PreparedEffect) -> None:
+        """Its lease ended, and no ledger said so."""
+        self._tell("lease_lost", "heartbeat", prepared.request, ticket=prepared)
+
     # --- telling ----------------------------------------------------------------------------------
+
+    def _entered(self, prepared: PreparedEffect) -> list[Leave]:
+        """The body of an effect is about to run here."""
+        events = self._shared.events
+        if not events.surrounded:
+            return []
+        return events.enter(prepared, claims.scope_names(self._scope))
 
     def _tell(
         self,
         kind: Kind,
-        about: claims.Claim | EffectRequest | str | None = None,
+        call: Verb,
+        about: EffectRequest | EffectCert | str | None = None,
         *,
         began: float | None = None,
         error: errors.FenceError | None = None,
@@ -937,26 +978,28 @@ class EffectFence:
         **more: Any,
     ) -> None:
         """The one place that makes events."""
-        request = about.request if isinstance(about, claims.Claim) else about
-        named = cert if request is None or isinstance(request, str) else request
+        events, code = self._shared.events, None if error is None else error.code
+        if not (events.wanted or warned_of(kind, call, code)):
+            return
         event = FenceEvent(
             kind,
-            intent=request if isinstance(request, str) else getattr(named, "intent", None),
-            domain=getattr(named, "domain", None),
-            tool=getattr(named, "tool", None),
-            agent=getattr(named, "agent", None),
+            call,
+            intent=about if isinstance(about, str) else getattr(about, "intent", None),
+            domain=getattr(about, "domain", None),
+            tool=getattr(about, "tool", None),
+            agent=getattr(about, "agent", None),
             scope=claims.scope_names(self._scope),
             attempt=getattr(ticket, "attempt", None),
             seq=getattr(ticket or cert, "seq", None),
-            code=None if error is None else error.code,
+            code=code,
             ran=None if error is None else error.ran,
             certificate=None if cert is None else cert.hash,
-            parent=getattr(named, "parent", None),
+            parent=getattr(about, "parent", None),
             seconds=None if began is None else time.monotonic() - began,
             held_seconds=_held_seconds(ticket),
             **more,
         )
-        self._shared.events.tell(event)
+        events.tell(event)
 
     # --- small pieces -----------------------------------------------------------------------------
 
@@ -1084,16 +1127,6 @@ def _checked_config(config: FenceConfig | None) -> FenceConfig:
     if not isinstance(config, FenceConfig):
         raise TypeError(f"a FenceConfig is wanted, not {type(config).__name__}")
     return config
-
-
-@contextmanager
-def _unknown_if_unwritten() -> Iterator[None]:
-    """A holder's report that can't be written leaves open whether its effect ran."""
-    try:
-        yield
-    except (errors.LedgerUnavailable, errors.LedgerCorrupt) as error:
-        error.ran = None
-        raise
 
 
 def _version(record: Record | None) -> int:

@@ -38,6 +38,13 @@ Renew = Callable[[PreparedEffect], Awaitable[float]]
 """Of the fence, or scope, that the ticket is of: gives the seconds that were granted from now on,
 and raises when the lease is lost."""
 
+Lapsed = Callable[[PreparedEffect], None]
+"""Called once if its lease ends and no ledger says so."""
+
+
+def _nobody(prepared: PreparedEffect) -> None:
+    return None
+
 
 class Lost(asyncio.Event):
     """Set on the holder's loop when its lease is lost."""
@@ -60,6 +67,7 @@ class Kept:
     loses_at: float = 0.0
     final: bool = False
     """Nothing is granted beyond `loses_at`."""
+    lapsed: Lapsed = _nobody
 
     def granted(self, asked_at: float, seconds: float) -> None:
         self.loses_at = asked_at + seconds
@@ -91,10 +99,15 @@ class Keeper:
         self._ending: list[asyncio.Future[None]] = []
 
     def keep(
-        self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: Lost
+        self,
+        prepared: PreparedEffect,
+        renew: Renew,
+        lease_seconds: float,
+        lost: Lost,
+        lapsed: Lapsed = _nobody,
     ) -> Kept:
         """Renew `prepared`, whose lease has just begun, from now on until `drop`."""
-        kept = Kept(prepared, renew, lease_seconds, lost, asyncio.get_running_loop())
+        kept = Kept(prepared, renew, lease_seconds, lost, asyncio.get_running_loop(), lapsed=lapsed)
         kept.granted(self._clock() - min(_age(prepared), lease_seconds / 3), lease_seconds)
         with self._lock:
             if self._thread is None:
@@ -197,6 +210,7 @@ class Keeper:
         intent, left = kept.prepared.intent, kept.loses_at - asked_at
         if kept.final and left <= 0:
             _log.warning("lease of %r is lost: it was held for max_hold", intent)
+            kept.lapsed(kept.prepared)
             return False
         try:
             async with asyncio.timeout(max(left, kept.lease_seconds / 10)):
@@ -207,9 +221,12 @@ class Keeper:
             _log.warning("renewing %r: %s", intent, error)
             now = self._clock()
             kept.due = min(now + max(kept.lease_seconds / 10, 0.01), kept.loses_at)
-            return now < kept.loses_at and not self._closed
+            if self._closed or now < kept.loses_at:
+                return not self._closed
+            kept.lapsed(kept.prepared)
         except TimeoutError:
             _log.warning("lease of %r is lost: the ledger did not answer in time", intent)
+            kept.lapsed(kept.prepared)
         except FenceError as error:
             _log.warning("lease of %r is lost: %s", intent, error)
         except Exception:  # a fault of ours must not end the other holders' renewals

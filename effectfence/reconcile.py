@@ -557,19 +557,30 @@ class _Round:
         def decide(view: View) -> rules.Decision:
             return rule(view) if seen.stands(view) else rules.Decision(_OVERTAKEN)
 
-        fence, keys = self._fence, [seen.key]
+        async def say() -> rules.Answer:
+            answer, _ = await self._fence._decide([seen.key], decide)
+            if answer is not _OVERTAKEN and not isinstance(answer, rules.Refuse):
+                self._tell(seen, answer, word)
+            return answer
+
         try:
-            answer, _ = await fence._decide(keys, decide)
+            answer = await say()
         except asyncio.CancelledError:
-            await fence._shared.custody.see_through(fence._decide(keys, decide))
+            await self._fence._shared.custody.see_through(say())
             raise
         self._reconcilers.answered(seen)
         if answer is _OVERTAKEN or isinstance(answer, rules.Refuse):
             _log.info("%s would have %s %s, but somebody came first", word.by, done, seen.name)
             return "overtaken"
         _log.info("%s %s %s: %r", word.by, done, seen.name, word.reason)
-        fence._tell("settled" if done == "settled" else "cleared", seen.effect.intent, by=word.by)
         return done
+
+    def _tell(self, seen: _Seen, answer: rules.Answer, word: records.Word) -> None:
+        view = self._fence._view(claims.scope_of(seen.key))
+        if type(answer) is rules.Certify:
+            view._tell("settled", "settle", answer.cert, cert=answer.cert, by=word.by)
+        else:
+            view._tell("cleared", "clear", seen.effect.intent, by=word.by)
 
     # --- no word ----------------------------------------------------------------------------------
 

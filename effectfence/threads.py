@@ -18,7 +18,6 @@ context variables. Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import threading
@@ -34,7 +33,7 @@ from effectfence.effects import (
     Effect,
     ExceptionTypes,
     Fencing,
-    _current,
+    Inside,
     _is_async,
     _refuse_generators,
     _Returns,
@@ -455,7 +454,7 @@ class BlockingEffect:
         self._effect = Effect(self._open, request, wait_seconds, not_executed)
         self._effect.lost = _LostInThread()
         self._home: Background | None = None
-        self._token: contextvars.Token[Effect] | None = None
+        self._inside: Inside | None = None
 
     @property
     def fresh(self) -> bool:
@@ -496,7 +495,7 @@ class BlockingEffect:
             self._fence._wait_for(call, self._patience, False)
             if effect.fresh:
                 self._home = background()
-                self._token = _current.set(effect)
+                self._inside = Inside(effect)
             return self
         except BaseException as error:
             self._home = None
@@ -563,10 +562,9 @@ class BlockingEffect:
         return failed.with_result(result)
 
     def _leave_context(self) -> None:
-        token, self._token = self._token, None
-        if token is not None:
-            with suppress(ValueError):  # entered in another thread or context
-                _current.reset(token)
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.leave()
 
     def __del__(self) -> None:
         """Nobody can report this attempt any more."""
