@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from effectfence.scan import hints, natives
+from effectfence.scan import hints, lower_javascript, lower_python, natives
 from effectfence.scan.ir import Block, Function, Node
 from effectfence.scan.machine import Call, Machine, OutOfSteps, within
 from effectfence.scan.model import Place, Unseen
@@ -26,15 +26,12 @@ from effectfence.scan.values import (
     Env,
     Fun,
     Kls,
-    Many,
-    Mod,
     Rec,
     Seq,
     Sym,
     Value,
     alternatives,
     inside,
-    many,
     text_of,
     texts,
 )
@@ -76,7 +73,6 @@ _PROXY_WORDS: Final = re.compile(
 _SERVES: Final = re.compile(
     rb"\bsetRequestHandler\s*\(|\bnew\s+McpServer\b|\b(?:FastMCP|MCPServer)\s*\(|tools/list"
 )
-_REMOTE: Final = frozenset(("listTools", "list_tools", "getTools", "get_tools", "tools/list"))
 _STEPS: Final = 600_000
 _CALLED: Final = re.compile(rb"([A-Za-z_$][\w$]*)\s*\(")
 _FARTHEST: Final = 4
@@ -804,11 +800,8 @@ class _Finder:
                 yield from self._definition(path, node)
 
     def _definition(self, path: str, node: Any) -> Iterator[Declared]:
-        from effectfence.scan.lower_javascript import _JavaScript
-        from effectfence.scan.lower_python import _Python
-
         python = self.program.sources[path].language == "python"
-        lowered = (_Python if python else _JavaScript)(path).expression(node)
+        lowered = (lower_python if python else lower_javascript).lower_expression(path, node)
         env = Env(self.machine.module_env(path), path, is_function=True)
         try:
             value = self.machine.value(lowered, env)
@@ -1016,6 +1009,3 @@ def _has_name(node: Any) -> bool:
         if key is not None and key.text.strip(b"\"'") == b"name":
             return True
     return False
-
-
-__all__ = ["Declarations", "Declared", "Many", "Mod", "find", "many"]

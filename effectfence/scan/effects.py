@@ -24,16 +24,14 @@ from effectfence.scan.values import (
     Env,
     Fun,
     Rec,
-    Seq,
     Sym,
     Value,
     alternatives,
-    inside,
     syms,
     texts,
 )
 from effectfence.scan.words import about_money, meaning, words
-from effectfence.scan.writes import ASKS, Written, classify, module_of
+from effectfence.scan.writes import ASKS, Written, classify
 
 _STEPS: Final = 40_000
 _FEWEST_STEPS: Final = 10_000
@@ -50,10 +48,6 @@ _LETS_IN: Final = table(
 )
 """Being let in is no effect of a tool, unless that is what the tool is for."""
 _KEEPING_KINDS: Final = frozenset(("file", "key-value", "sql"))
-
-
-class Followed(Machine):
-    """A machine that also knows which functions were handed to whom."""
 
 
 class Effects:
@@ -405,6 +399,3 @@ def _admits_selects_only(test: Node) -> bool:
             word in text for word in asks
         )
     return False
-
-
-__all__ = ["Effects", "Seq", "alternatives", "follow", "inside", "module_of", "texts"]

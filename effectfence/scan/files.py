@@ -48,7 +48,6 @@ class Taken:
 
     sources: dict[str, Source] = field(default_factory=dict)
     unseen: list[Unseen] = field(default_factory=list)
-    skipped_folders: list[str] = field(default_factory=list)
 
 
 def take(root: Path) -> Taken:

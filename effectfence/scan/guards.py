@@ -25,18 +25,16 @@ from effectfence.scan.values import (
     Const,
     Env,
     Many,
-    Rec,
     Sym,
     Text,
     Value,
     inside,
     syms,
-    texts,
 )
 from effectfence.scan.words import words
 
 if TYPE_CHECKING:
-    from effectfence.scan.machine import Call, Frame, Machine
+    from effectfence.scan.machine import Call, Machine
 
 _KEY: Final = re.compile(
     r"idempoten|dedup|client_?request_?(?:id|token)|^x?_?request_?id$|client_?token|"
@@ -303,10 +301,3 @@ def _shown(node: Node) -> str:
     if kind == "index":
         return f"{_shown(node[1])}[{_shown(node[2])}]"
     return "…"
-
-
-__all__ = ["Rec", "asks_for_new_keys", "is_fresh", "is_key", "of_call", "of_test", "texts"]
-
-
-def frames_of(machine: Machine) -> list[Frame]:
-    return machine.frames

@@ -66,7 +66,6 @@ class Function:
     kind: str = "function"
     """function · method · static · class (a classmethod) · getter · arrow"""
     span: tuple[int, int] = (0, 0)
-    is_generator: bool = False
     _body: Block | None = None
     documentation: str = ""
 

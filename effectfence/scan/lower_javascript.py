@@ -49,6 +49,11 @@ def lower_module(file: str, root: Any) -> Module:
     return module
 
 
+def lower_expression(file: str, node: Any) -> Node:
+    """One expression, wherever it stands."""
+    return _JavaScript(file).expression(node)
+
+
 class _JavaScript:
     def __init__(self, file: str) -> None:
         self.file = file

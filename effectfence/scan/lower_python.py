@@ -29,6 +29,11 @@ def lower_module(file: str, root: Any) -> Module:
     return module
 
 
+def lower_expression(file: str, node: Any) -> Node:
+    """One expression, wherever it stands."""
+    return _Python(file).expression(node)
+
+
 class _Python:
     def __init__(self, file: str) -> None:
         self.file = file

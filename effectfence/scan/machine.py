@@ -85,7 +85,6 @@ class Frame:
     line: int
     """where it was called"""
     arguments: Env
-    in_retry: tuple[Any, ...] = ()
     returned: list[Value] = field(default_factory=list)
 
 
@@ -99,7 +98,6 @@ class Call:
     file: str
     line: int
     new: bool = False
-    unsure_callee: bool = False
 
     @property
     def name(self) -> str:

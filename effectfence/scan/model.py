@@ -78,7 +78,6 @@ class Tool:
     contradictions: list[Finding] = field(default_factory=list)
     asks_for_new_keys: Place | None = None
     """its description asks the model for a new key on every call"""
-    unsure: list[str] = field(default_factory=list)
 
     @property
     def unguarded(self) -> list[Write]:

@@ -527,6 +527,3 @@ def _collection(machine: Machine, what: str, args: list[Value], call: Call) -> V
     if args:
         merge(machine, made, args[0])
     return made
-
-
-__all__ = ["Many", "an_item", "call", "extend", "has", "holds", "iterated", "known_function"]

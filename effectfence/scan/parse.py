@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -57,16 +56,11 @@ def check() -> None:
         _language(language)
 
 
-def parse(text: bytes, path: str, language: str) -> Any:
+def parse(text: bytes, language: str) -> Any:
     """The syntax tree. Any bytes have one; what was not understood is marked in it."""
-    return _parser(language, threading.get_ident()).parse(text)
-
-
-@cache
-def _parser(language: str, thread: int) -> Any:
     import tree_sitter
 
-    return tree_sitter.Parser(_language(language))
+    return tree_sitter.Parser(_language(language)).parse(text)
 
 
 @cache

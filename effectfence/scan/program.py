@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,7 +58,7 @@ class Program:
     def root(self, path: str) -> Any:
         if path not in self.trees:
             source = self.sources[path]
-            tree = parse(source.text, source.path, source.language)
+            tree = parse(source.text, source.language)
             self.trees[path] = tree
             if tree.root_node.has_error:
                 self.errors[path] = _first_error(tree.root_node)
@@ -166,16 +164,6 @@ class Program:
         return self._methods.get(name, [])
 
 
-class Lines:
-    """Byte offsets to line numbers."""
-
-    def __init__(self, text: bytes) -> None:
-        self._starts = [0, *(match.end() for match in re.finditer(b"\n", text))]
-
-    def line(self, offset: int) -> int:
-        return bisect.bisect_right(self._starts, offset)
-
-
 def _first_error(root: Any) -> int:
     node = root
     for _ in range(400):
@@ -184,12 +172,3 @@ def _first_error(root: Any) -> int:
             break
         node = inner
     return int(node.start_point[0]) + 1
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """A node and all below it, without recursion."""
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.named_children)

@@ -824,6 +824,3 @@ def _reads_then(sym: Sym) -> bool:
         if part == "()" and at and names[at - 1] in ("json", "parse", "loads", "items", "dict"):
             return True
     return False
-
-
-__all__ = ["Written", "classify", "is_pure", "module_of"]
