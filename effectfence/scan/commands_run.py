@@ -92,6 +92,8 @@ def command(call: Call) -> Command:
         if known == "cp":
             return Command(shown, "same", f"`{shown}` leaves the same files behind")
         return Command(shown, "depends", "the command comes from the call", given=True)
+    if program == "osascript":
+        return Command(shown, "depends", "its script decides")
     if program == "curl":
         return _curl(argv)
     if known in _REPEATS.get(program, ()) or program in _SEND:

@@ -109,6 +109,8 @@ class Effects:
     # --- taking down ---------------------------------------------------------------------------
 
     def _written(self, machine: Machine, call: Call, found: Written) -> None:
+        if found.what in ("kill()", "terminate()") and "after an error" in machine.when:
+            return
         if found.kind == "sql" and found.verb == "given" and self.reads_only:
             return
         unknown = found.kind == "process" and found.repeats == "depends" and found.verb != "given"
@@ -176,7 +178,7 @@ class Effects:
     ) -> bool:
         if (
             found.kind == "file"
-            and meaning(self.declared.name) == "read"
+            and meaning(self.declared.name) in ("read", None)
             and not any(sym.root == "input" for arg in call.args for sym in syms(arg))
         ):
             return True

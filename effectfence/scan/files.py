@@ -39,6 +39,7 @@ _TESTS: Final = re.compile(
     r"tailwind|prettier)\.config\.[cm]?[jt]s$"
 )
 _BUILT: Final = table("""dist build lib out esm cjs bundle output""")
+_FROM_SOURCE: Final = (".ts", ".tsx", ".mts", ".js", ".mjs", ".jsx")
 _SOURCE: Final = frozenset(("src", "source"))
 
 
@@ -127,21 +128,26 @@ def _chosen(paths: list[tuple[str, int]], taken: Taken) -> list[tuple[str, int]]
     """Without what was built from source that is here too, and without second builds."""
     kept = paths[:MOST_FILES]
     sources: dict[str, int] = {}
+    builds: dict[str, int] = {}
     for path, _ in kept:
-        folder, *inner = path.split("/")
-        parts = [folder, *inner]
-        for at, part in enumerate(parts[:-1]):
-            if part in _SOURCE and path.endswith((".ts", ".tsx", ".mts", ".js", ".mjs", ".jsx")):
+        parts = path.split("/")[:-1]
+        for at, part in enumerate(parts):
+            if part in _SOURCE and path.endswith(_FROM_SOURCE):
                 above = "/".join(parts[:at])
                 sources[above] = sources.get(above, 0) + 1
                 break
+            if part in _BUILT and not path.endswith(".py"):
+                above = "/".join(parts[:at])
+                builds[above] = builds.get(above, 0) + 1
+                break
     out: list[tuple[str, int]] = []
     for path, size in kept:
-        parts = path.split("/")
-        built = next((at for at, part in enumerate(parts[:-1]) if part in _BUILT), None)
+        parts = path.split("/")[:-1]
+        built = next((at for at, part in enumerate(parts) if part in _BUILT), None)
         if built is not None and not path.endswith(".py"):
             above = "/".join(parts[:built])
-            if sources.get(above, 0) > 0 and not any(p in _SOURCE for p in parts[:built]):
+            whole = 2 * sources.get(above, 0) >= builds.get(above, 0)
+            if sources.get(above) and whole and not any(p in _SOURCE for p in parts[:built]):
                 continue
         out.append((path, size))
     return _one_build(out)

@@ -34,7 +34,7 @@ SAME: Final = table(
     bulk_update hset hdel hmset sadd srem zadd zrem del flushall flushdb xdel xack resolve
     unresolve trash untrash empty erase vote upvote downvote like unlike react wipe evict
     disconnect transition toggle shutdown reboot commit checkout rebase fork save_changes
-    associate disassociate bind unbind register_or_update add_or_update lock"""
+    associate disassociate bind unbind register_or_update add_or_update lock remember forget"""
 )
 READS: Final = table(
     """get list find fetch read search query count status info check describe show view is has
@@ -42,7 +42,7 @@ READS: Final = table(
     scan inspect explain compare diff stat summarize summary retrieve ls cat head tail select
     filter browse discover test ping health analyze analyse calculate compute resolve_id wait
     poll watch monitor whoami sign hash encrypt decrypt compress convert transform render dry
-    history metadata can should needs to from as with available"""
+    history metadata can should needs to from as with available screen rank geocode"""
 )
 MONEY: Final = table(
     """pay payment payments payout payouts charge charges refund refunds transfer transfers invoice
@@ -75,8 +75,12 @@ def meaning(name: str) -> Meaning | None:
         return "effect"
     if joined in SAME:
         return "same"
+    if len(parts) == 2 and parts[1] in ("date", "time", "at"):
+        return "read"  # `startDate`, `end_time`
     skipped: Meaning | None = None
     for at, part in enumerate(parts):
+        if _DEEPEST_VERB < at < len(parts) - 1:
+            continue
         if part in ("create", "add", "insert") and parts[at + 1 : at + 3] == ("or", "update"):
             return "same"
         if part == "resolve" and len(parts) > at + 1 and parts[at + 1] not in _RESOLVED:
@@ -97,6 +101,8 @@ def meaning(name: str) -> Meaning | None:
     return skipped
 
 
+_DEEPEST_VERB: Final = 2
+"""Later words of a long name speak of what it is about, but for the last."""
 _RESOLVED: Final = table(
     """issue issues ticket tickets thread threads conversation conversations alert alerts incident
     incidents comment comments discussion case cases dispute todo request merge conflict"""

@@ -298,6 +298,11 @@ def _http(call: Call, sym: Sym) -> Written | None:
         return None
     if name in ("Request",) and call.new is False and module != "urllib":
         return None
+    mutation = _mutation(call) if sym.root not in ("global", "input") else ""
+    if mutation:
+        return Written(
+            "http", mutation, "effect", "a mutation is made at each call", module, "POST"
+        )
     given = _verbs_given(call)
     if given and (name in _REQUESTERS or module in _HTTP or _url_in(call) or _asks(name)):
         return _http_write(call, given, sym)
@@ -385,7 +390,7 @@ _ASKING_PATHS: Final = re.compile(
     r"(?:^|[/_.:-])(?:search|query|_search|_msearch|_count|lookup|find|filter|list|batch_?get|"
     r"preview|validate|estimate|simulate|quote|calculate|suggest|autocomplete|embeddings?|"
     r"chat/completions|completions|rerank|translate|jql|aggregate|runquery|generatecontent|"
-    r"evaluate|distances?|parse|detect|analy[sz]e|count|info|describe|read|get)(?:[/?#:]|$)",
+    r"evaluate|distances?|parse|detect|analy[sz]e|count|info|describe|read|get|(?:reverse_?)?geocod(?:e|ing))(?:[/?#:]|$)",
     re.I,
 )
 _LETTING_IN: Final = re.compile(
@@ -465,6 +470,16 @@ def _graphql_reads(call: Call, url: str) -> bool:
             if stripped.startswith(("query", "mutation", "{ ", "{\n")) and "{" in stripped:
                 found.append(stripped)
     return bool(found) and not any(text.startswith("mutation") for text in found)
+
+
+def _mutation(call: Call) -> str:
+    """The GraphQL mutation that a call sends, whatever sends it."""
+    for value in (*call.args, *call.named.values()):
+        for text in _texts_within(value):
+            found = re.match(r"\s*mutation\b\s*(\w*)[^{]*\{\s*(\w+)", text)
+            if found is not None:
+                return f"mutation {found[1] or found[2]}"
+    return ""
 
 
 def _texts_within(value: Value, depth: int = 3) -> list[str]:
@@ -727,6 +742,11 @@ def _sdk(call: Call, sym: Sym) -> Written | None:
         return None
     if name[:1].isupper() or "retry" in words(name):
         return None  # a class: making an object of it changes nothing yet
+    if module in _BROWSERS:
+        if name not in _BROWSING:
+            return _READ
+        why = "what the page does with it is the page's affair"
+        return Written("sdk", f"{name}()", "depends", why, module)
     if module in _HTTP and name in ("create", "extend", "instance", "use"):
         return None
     if name in _NOUNS or (name == "initialize" and len(call.args) + len(call.named) < 2):
@@ -763,6 +783,11 @@ _SETTINGS: Final = table(
     callback encoding listener interceptor retries url environment scheme"""
 )
 """What is set on a client itself, in this process."""
+_BROWSERS: Final = table("playwright puppeteer puppeteer-core selenium pyppeteer patchright")
+_BROWSING: Final = table(
+    """click dblclick fill type press tap check uncheck selectOption select_option setInputFiles
+    set_input_files send_keys submit dispatchEvent dispatch_event dragTo drag_to"""
+)
 _GIT: Final = table("git simple-git isomorphic-git pygit2 dulwich nodegit")
 
 
