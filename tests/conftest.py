@@ -32,6 +32,17 @@ def pytest_runtest_makereport(
     return report
 
 
+_NOT_THE_CORES = frozenset({"cli", "examples", "mcp", "observe", "remote", "scan", "web"})
+"""Folders of tests that run on one core only: the core has no part in what they show."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in _NOT_THE_CORES:
+            item.add_marker(pytest.mark.rig)
+
+
 class Clock:
     """Seconds that move when the test says so."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import sys
+import time
 
 from effectfence.commands.ledger import shown
 from effectfence.commands.ledger.looking import Filter, count, filter_flags
@@ -41,7 +42,8 @@ async def _last(fence: EffectFence, wanted: Filter, number: int, *, words: bool)
     newest: list[tuple[float, int, Decision]] = []
 
     def keep(decision: Decision) -> None:
-        heapq.heappush(newest, (-decision.age_seconds, next(order), decision))
+        recorded_at = time.monotonic() - decision.age_seconds  # pages are read one after another
+        heapq.heappush(newest, (recorded_at, next(order), decision))
         if len(newest) > number:
             heapq.heappop(newest)
 
