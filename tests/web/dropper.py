@@ -63,7 +63,13 @@ class Dropper:
         server.sendall(asked)
         if asked and (due := self.drop_when) is not None:
             self.drop_when = None
-            until(due)
+
+            def is_due() -> object:
+                if select.select([client], [], [], 0)[0]:  # a body may come after its headers
+                    server.sendall(client.recv(1 << 16))
+                return due()
+
+            until(is_due)
             return _reset(client)
         return bool(asked)
 
