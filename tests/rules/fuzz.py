@@ -59,7 +59,7 @@ class SimKeeper:
     """Renews on the SimLoop, as the real keeper does in its thread."""
 
     def keep(
-        self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: Lost
+        self, prepared: PreparedEffect, renew: Renew, lease_seconds: float, lost: Lost, *more: Any
     ) -> asyncio.Task[None]:
         async def renewing() -> None:
             while True:
