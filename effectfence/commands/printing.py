@@ -33,3 +33,8 @@ def print_facts(facts: dict[str, str]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name:<{width}}  {printable(value)}")
+
+
+def pasted(text: str) -> str:
+    """Recorded text as one word of a command line: a shell that gets it runs none of it."""
+    return "'" + printable(text).replace("'", "'\\''") + "'"

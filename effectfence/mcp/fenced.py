@@ -34,6 +34,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from effectfence.canonical import MAX_DEPTH, encode, sha256_hex, strict_decode
+from effectfence.commands.printing import pasted
 from effectfence.errors import FenceError, IntentInFlight, LedgerUnavailable, NotExecuted, Refused
 from effectfence.fence import EffectFence
 from effectfence.mcp import wire
@@ -237,7 +238,7 @@ class FencedCalls:
         call.refuse(error.code, error.ran, intent, text)
 
     def _what_to_do(self, intent: str) -> str:
-        where = self._where.format(f"'{intent}'")
+        where = self._where.format(pasted(intent))
         by = "--by YOU --reason HOW_YOU_KNOW"
         return (
             "Look at what the tool did. If it ran: "

@@ -416,6 +416,40 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_an_export_never_replaces_a_ledger(effectfence: Any, chained: str, tmp_path: Path) -> None:
+    before = Path(chained).read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(chained)
+    for place in (chained, link, "/dev/null"):
+        code, out, err = effectfence("ledger", "export", chained, "--output", place)
+        assert (code, out) == (2, "")
+        assert "only an earlier export is replaced" in err
+    assert Path(chained).read_bytes() == before
+    again = tmp_path / "certificates.jsonl"
+    for _ in range(2):
+        assert effectfence("ledger", "export", chained, "--output", again)[0] == 0
+
+
+def test_a_proposed_command_runs_nothing_that_was_recorded(
+    effectfence: Any, tmp_path: Path
+) -> None:
+    path, evil = tmp_path / "effects.jsonl", "it's $(touch pwned) `touch pwned`"
+
+    async def record() -> None:
+        async with EffectFence.open(path) as fence:
+            await fence.abort(await claimed(fence, evil), "cut off")
+
+    asyncio.run(record())
+    out = effectfence("ledger", "show", path, evil)[1]
+    (command,) = [line for line in out.splitlines() if "ledger clear" in line]
+    said = subprocess.run(
+        ["sh", "-c", command.replace("effectfence", "printf '%s\\n'", 1)],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert evil in said.stdout.splitlines()
+    assert not (tmp_path / "pwned").exists()
+
+
 # --- secrets --------------------------------------------------------------------------------------
 
 

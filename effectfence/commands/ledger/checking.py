@@ -132,6 +132,11 @@ def _is_ledger(path: str) -> bool:
     return begins == _LEDGER_BEGINS or not begins.startswith(b"{")
 
 
+def _is_kept(path: str) -> bool:
+    """Whether it is anything but an export: a ledger above all."""
+    return os.path.getsize(path) > 0 and _is_ledger(path)
+
+
 def _check(key: str, label: str, body: Any, checked: Checked) -> None:
     records.check_body(key, label, body)
     if label == records.DONE:
@@ -271,6 +276,8 @@ def _written(path: str | None) -> Iterator[IO[str]]:
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.path.isdir(folder):
         raise WrongUse(f"--output {path}: a file's name, in a folder that is there, is wanted")
+    if os.path.lexists(path) and (not os.path.isfile(path) or _is_kept(path)):
+        raise WrongUse(f"--output {path}: only an earlier export is replaced; name another file")
     descriptor, temporary = tempfile.mkstemp(prefix=".effectfence-", dir=folder)  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as out:

@@ -6,7 +6,7 @@ import datetime
 import json
 import shlex
 
-from effectfence.commands.printing import printable
+from effectfence.commands.printing import pasted, printable
 from effectfence.models import EffectCert, IntentRecord, RecordedWord
 from effectfence.stores.address import shown as address_shown
 
@@ -53,7 +53,7 @@ def facts(record: IntentRecord) -> dict[str, str]:
 def what_to_do(ledger: str, record: IntentRecord, scopes: list[str]) -> str:
     """The next move, for an outcome that nobody knows."""
     place = address_shown(ledger)
-    rest = f"{printable(place)} {printable(record.intent)!r}"
+    rest = f"{printable(place)} {pasted(record.intent)}"
     rest += "".join(f" --scope {shlex.quote(printable(name))}" for name in scopes)
     end = f"--attempt {record.attempt} --by YOU --reason HOW_YOU_KNOW"
     return (
